@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -154,9 +155,7 @@ class Record:
     def _keep(self, text: str) -> None:
         """Append text to the log, unless the console of a page-started run already goes there."""
         with contextlib.suppress(OSError):
-            if self._log and self._log.stream:
-                self._log.stream.write(self._hidden.redact(text))
-                self._log.flush()
+            if self._log and self._log.append(self._hidden.redact(text)):
                 return
             with (self.folder / layout.LOG).open("a", encoding="utf-8") as log:
                 log.write(self._hidden.redact(text))
@@ -247,11 +246,8 @@ class Record:
         with contextlib.suppress(OSError, ConfigError):  # after an unmount the next heartbeat tries again
             self._copy.restore()
             self._progress = restoring.copied(self._progress, self.folder / layout.PROGRESS)
-            if self._log and self._log.stream:
-                self._log.acquire()
-                self._log.stream.close()
-                self._log.stream = None  # type: ignore[assignment]  # opened again by the next line
-                self._log.release()
+            if self._log:
+                self._log.close_until_next_line()
             if not self.facts.get("restored"):
                 self.event("warning", text=Message(DELETED))
                 self.say(f"warning: {DELETED}: {self.folder}")
@@ -295,6 +291,31 @@ def hardware() -> JsonObject:
 class _LogFile(logging.FileHandler):
     """A log file that silently drops lines on a full disk."""
 
+    def append(self, text: str) -> bool:
+        """Write text as it is; return False if the file is closed."""
+        with self._locked():
+            if not self.stream:
+                return False
+            self.stream.write(text)
+            self.flush()
+            return True
+
+    def close_until_next_line(self) -> None:
+        """Let go of a deleted file; the next line that is logged opens a new one."""
+        with self._locked():
+            if self.stream:
+                self.stream.close()
+                self.stream = None  # type: ignore[assignment]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # The heartbeat closes the file in one thread while the training writes to it in another.
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - of the standard library
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
@@ -313,7 +334,7 @@ class _Lines(logging.Formatter):
         return self._hidden.redact(super().format(record))
 
 
-def _follow_logging(path: Path, hidden: Secrets) -> logging.FileHandler:
+def _follow_logging(path: Path, hidden: Secrets) -> "_LogFile":
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(_Lines(hidden))
     logging.getLogger().addHandler(handler)

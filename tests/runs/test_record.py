@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -296,6 +298,25 @@ def test_a_deleted_folder_is_written_again_with_all_that_was_reported(tmp_path, 
     log = (record.folder / "log.txt").read_text()
     assert "before" in log and "after" in log
     assert reader.find_run(record.id).state == "finished" and reader.find_run(record.id).facts["restored"]
+
+
+def test_a_log_that_is_written_anew_while_a_line_is_written_takes_the_line(tmp_path):
+    with begin(tmp_path) as record:
+        log, closing = record._log, []
+        write = log.stream.write
+
+        def write_while_it_closes(text):
+            closing.append(threading.Thread(target=log.close_until_next_line))
+            closing[0].start()
+            closing[0].join(0.2)  # it waits until the line is written
+            return write(text)
+
+        log.stream = Mock(wraps=log.stream, write=write_while_it_closes)
+        record.say("a line of the training")
+        closing[0].join()
+        record.say("and one after it")
+    text = (record.folder / "log.txt").read_text()
+    assert "a line of the training" in text and "and one after it" in text
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
