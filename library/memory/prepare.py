@@ -116,7 +116,7 @@ def _checkpoint(preparation: _Preparation) -> None:
     memory, options, precision = preparation.config.memory, preparation.config.compile, preparation.config.precision
     if memory.checkpointing:
         around = options.compile and options.compile_scope == "inner"
-        # Attention without a mask defines its own backward, too, but a policy slows down every operation of eager blocks.
+        # Attention without a mask has its own backward, too, but a policy slows down every operation of eager blocks.
         own_gradients = precision.fp8_compute or precision.int8_compute or precision.nf4_denoiser or options.compile
         offload_from = preparation.device if memory.cpu_offload_checkpointing else None
         checkpointing.checkpoint_blocks(
