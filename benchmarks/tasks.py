@@ -148,6 +148,7 @@ def measure_task(
     for repeat in range(repeats):
         ground = Ground(at.folder / f"{name}-{repeat}", at.model, at.pictures)
         ground.folder.mkdir()
+        shutil.rmtree(at.folder / "kohya" / "output", ignore_errors=True)  # else the check asks for another name
         if name == "results":
             tasks_ours.finished_run(ground)
         do_task(browser, ours, FORM_READY, lambda hands, ground=ground: own(hands, ground), row.ours)

@@ -56,6 +56,14 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_spare_process():
+    """Start no process of the page's checks ahead: hardly a test needs it."""
+    from library.check import check_process
+
+    check_process.spare.prepare = lambda: None
+
+
 # Files with a test of half a minute or more. They start first, so that no worker is left alone with one at the end.
 LONGEST = {
     "test_style.py",

@@ -104,6 +104,16 @@ def run(command, input, env, timeout, **how):
     return subprocess.CompletedProcess(command, process.returncode, output, output)
 
 
+def answer_check(requests, launch):
+    """`library.check.check_process.answer`, by a fork where possible."""
+    from library.check import check_process
+
+    command = [sys.executable, "-m", "library.check"]
+    environment = check_process.environment_for_check(launch)
+    done = run(command, check_process.question_of(requests, launch), environment, 120, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
 def detached(command, stdout, env, **how):
     """`subprocess.Popen` as `library.runs.start.detached` calls it, by a fork where possible."""
     if not hasattr(os, "fork") or command[0] != sys.executable:

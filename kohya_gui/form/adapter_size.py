@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from library.check.isolated import environment_for_check, sent
+from library.check.check_process import environment_for_check
+from library.check.isolated import sent
 from library.config.json_types import JsonObject
 from library.config.problems import Message, problem_from_json
 from library.config.sections import AdapterRun

@@ -22,7 +22,7 @@ from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server import allowed_folders, named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from library.check.isolated import environment_for_check
+from library.check import check_process
 from library.config.building import draft, find_missing
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
@@ -76,6 +76,7 @@ class FormApi:
 
     def judge(self, request: ApiRequest) -> JsonObject:
         """Mistakes, ineffective options, the outlook on compiling, and the type of the model's file."""
+        check_process.spare.prepare()  # somebody fills in the form, so a check is likely to follow
         form, submission = self._parse(request)
         places = form.places(submission.family)
         mistakes: dict[str, MessageLike] = {}
@@ -364,7 +365,7 @@ def start_probe(config: RunConfig, launch: JsonMapping) -> str:
     toml = write_atomic(folder / "run.toml", to_toml(config))
     cpu = ["--cpu"] if launch.get("cpu") in (True, "true") else []
     words = [PROBE_KIND, str(toml), "--script", config.script, *cpu]
-    return jobs.start_job(PROBE_KIND, words, folder, environment_for_check(launch)).id
+    return jobs.start_job(PROBE_KIND, words, folder, check_process.environment_for_check(launch)).id
 
 
 def probe_state(probe_id: str) -> JsonObject:

@@ -8,7 +8,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
-from library.check.isolated import environment_for_check
+from library.check.check_process import environment_for_check
 from library.config.building import Layer, find_missing, read_layers
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject

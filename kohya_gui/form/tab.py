@@ -32,7 +32,7 @@ from kohya_gui.models import models
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest
 from library import families, importers
-from library.check import isolated
+from library.check import check_process, isolated
 from library.config.building import Reading, working_fix
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
@@ -202,6 +202,8 @@ class TrainingTab:
         """
         submission, reading, notes = self.read(sent)
         report = isolated.check_reading(replace(reading, notes=[]), submission.launch)
+        if isolated.findings_to_fix(report):
+            check_process.spare.prepare()  # the next press follows soon
         return submission, reading.config, notes, isolated.without_ineffective(report, submission.typed)
 
     def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:

@@ -3,7 +3,7 @@
 from library.imports import without_collecting
 
 with without_collecting():
-    from library.check.report import answer_requests
+    from library.check.answering import answer_requests
 
 if __name__ == "__main__":
     answer_requests()

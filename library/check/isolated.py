@@ -1,22 +1,19 @@
 """The preflight check from the page, in a separate process, since it needs torch, which the page never loads."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from library.check import check_process
 from library.config.building import Reading, working_fix
-from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections
-from library.runs import keys, queue
+from library.runs import queue
 
-CHECK_TIMEOUT = 120.0  # timeout in seconds; 10,000 images take less than 10
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
@@ -38,27 +35,18 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         }
         for reading in readings
     ]
-    command = [sys.executable, "-m", "library.check"]
     try:
-        completed = subprocess.run(
-            command,
-            input=json.dumps(requests),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            timeout=CHECK_TIMEOUT,
-            env=environment_for_check(launch),
-        )
+        code, output, errors = check_process.answer(requests, launch)
     except subprocess.TimeoutExpired:
-        why = Message("the check took more than {seconds} s and was given up", seconds=f"{CHECK_TIMEOUT:.0f}")
+        limit = f"{check_process.CHECK_TIMEOUT:.0f}"
+        why = Message("the check took more than {seconds} s and was given up", seconds=limit)
         return [failed(why, reading) for reading in readings]
     try:
         # Packages may print while they are imported; the reports are the last line.
-        return [dict(report) for report in json.loads(completed.stdout.strip().splitlines()[-1])]
+        return [dict(report) for report in json.loads(output.strip().splitlines()[-1])]
     except (ValueError, IndexError):
-        error_lines = completed.stderr.strip().splitlines()
-        why = error_lines[-1] if error_lines else Message("it ended with code {code}", code=completed.returncode)
+        error_lines = errors.strip().splitlines()
+        why = error_lines[-1] if error_lines else Message("it ended with code {code}", code=code)
         failure = Message("the check itself failed: {reason}", reason=why)
         return [failed(failure, reading) for reading in readings]
 
@@ -69,15 +57,6 @@ def sent(config: RunConfig) -> JsonObject:
         name: str(value) if isinstance(value, Path) else value
         for name, value in flatten_sections(changed(config)).items()
     }
-
-
-def environment_for_check(launch: JsonMapping) -> dict[str, str]:
-    """Return what a process must know about the launch of the training."""
-    paths = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-    environment |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
-    number = str(launch.get("num_processes") or "1")
-    return environment | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 
 
 def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] = {}) -> JsonObject:

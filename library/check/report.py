@@ -4,9 +4,7 @@
 """
 
 import contextlib
-import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +17,16 @@ from library import data, families
 from library.check import estimate as fitting
 from library.check import isolated, preflight, preview_memory, preview_time, training_length
 from library.compiler import checks
-from library.config.building import Reading, draft, replace_options, working_fix
+from library.config.building import Reading, replace_options, working_fix
 from library.config.command import Launch
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Problem, counted, ngettext, together
-from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of, section_options
 from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
-from library.families import config_class
 from library.files import free_space, size_text
 from library.measuring.candidates import saving_memory
 from library.measuring.model_stats import model_stats
@@ -140,20 +136,6 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
         ]
     length = None if problems else training_length.expected_length(config, check)
     return Report(tuple(sorted(findings, key=_sort_key)), needs, length.total if length else None)
-
-
-def answer_requests() -> None:
-    # Forms come as JSON on stdin, reports leave as JSON on stdout; see `library.check.isolated`.
-    print(json.dumps([_answer_request(request) for request in json.load(sys.stdin)]))
-
-
-def _answer_request(request: JsonObject) -> JsonObject:
-    cls = config_class(request["script"])
-    values = {name: options_of(cls)[name].read(value) for name, value in request["values"].items()}
-    config = draft(cls, values)
-    problems = [read_problem(stored_problem) for stored_problem in request["problems"]]
-    reading = Reading(config, problems, [], frozenset(request["wrong"]))
-    return make_report(config, reading).as_json()
 
 
 def _sort_key(finding: Finding) -> tuple[int, int]:

@@ -8,7 +8,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from library.check.isolated import environment_for_check, finding
+from library.check.check_process import environment_for_check
+from library.check.isolated import finding
 from library.cli.launch import LAUNCH_FLAGS, script_of_toml, split_launch, with_config
 from library.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_MISUSED, complain
 from library.cli.train_script import read_command_line

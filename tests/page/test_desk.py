@@ -3,13 +3,11 @@
 import json
 import re
 import shutil
-import subprocess
-from types import SimpleNamespace
 
 import pytest
 
 from kohya_gui.form import compile_summary
-from library.check import isolated
+from library.check import check_process, isolated
 from library.config.formats import read_toml
 from library.recipes import preset_files
 from library.runs import keys, launcher, reader, start
@@ -257,8 +255,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """With the real check and the real training: problems are shown, fixed by a click, and the training runs."""
     for name, real in zip(("check_reading", "check_all"), REAL, strict=False):
         monkeypatch.setattr(isolated, name, real)
-    forked = SimpleNamespace(run=fork_server.run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(isolated, "subprocess", forked)  # forks four processes, so that none has to load torch
+    monkeypatch.setattr(check_process, "answer", fork_server.answer_check)  # four processes: none has to load torch
     monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)
     monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
     visitor, out = visit(), tmp_path / "out"

@@ -13,7 +13,7 @@ from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server import named_paths
 from kohya_gui.server.json_api import ApiRequest
 from library import families
-from library.check import isolated
+from library.check import check_process
 from library.config.building import build_config
 from library.config.problems import ConfigError, Problem
 from library.config.schema import option_values, options_of
@@ -271,7 +271,7 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
     if os.name != "nt":
         assert keys.keys_file().stat().st_mode & 0o777 == 0o600
     assert keys.key_environment() == {"HF_TOKEN": "hf_secret"}
-    assert isolated.environment_for_check({})["HF_TOKEN"] == "hf_secret"
+    assert check_process.environment_for_check({})["HF_TOKEN"] == "hf_secret"
     monkeypatch.setenv("HF_TOKEN", "of the environment")
     assert keys.key_environment() == {}
     helper.forget(ApiRequest({"name": "huggingface_token"}))

@@ -5,9 +5,7 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from library.check import isolated, report
+from library.check import answering, check_process
 from library.cli import check as looking
 from tests import fork_server
 from tests.source import ROOT
@@ -292,12 +290,13 @@ def test_the_script_itself_names_them_all(world):
     named_all([text for text in said.splitlines() if text.startswith("error: ")], words, FEW)
 
 
-def answered(arguments, input, env, **_):
+def answered(requests, launch):
     """What the process of a check answers, from this one; that it is one of its own: page/test_desk.py."""
-    stdin = mock.patch.object(sys, "stdin", io.StringIO(input))
-    with mock.patch.dict(os.environ, env), stdin, contextlib.redirect_stdout(io.StringIO()) as said:
-        report.answer_requests()
-    return SimpleNamespace(stdout=said.getvalue(), stderr="", returncode=0)
+    question = check_process.question_of(requests, launch)
+    stdin = mock.patch.object(sys, "stdin", io.StringIO(question))
+    with mock.patch.dict(os.environ), stdin, contextlib.redirect_stdout(io.StringIO()) as said:
+        answering.answer_requests()
+    return 0, said.getvalue(), ""
 
 
 def test_the_page_names_them_all(world, monkeypatch):
@@ -307,8 +306,7 @@ def test_the_page_names_them_all(world, monkeypatch):
     from library.config.schema import flatten_sections
 
     tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])
-    process = SimpleNamespace(run=answered, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(isolated, "subprocess", process)
+    monkeypatch.setattr(check_process, "answer", answered)
     kinds = [*FEW, "processes by name"]
     flags, launch, words = line(world, kinds)
     values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}

@@ -1,0 +1,81 @@
+"""The processes of checks: one waits ahead, and answers as a new one would."""
+
+import os
+import time
+
+import pytest
+
+from library.check import check_process, isolated
+from library.config.building import Layer, read_layers
+from library.families import config_class
+
+
+@pytest.fixture
+def spare(monkeypatch):
+    monkeypatch.setattr(check_process, "SPARE_DELAY", 0.0)
+    process = check_process.SpareProcess()
+    monkeypatch.setattr(check_process, "spare", process)
+    yield process
+    with process.taken() as left:
+        if left is not None:
+            left.kill()
+            left.communicate()
+
+
+def started(spare):
+    spare.prepare()
+    for _ in range(1000):
+        if spare._process is not None:
+            return spare._process
+        time.sleep(0.01)
+    raise AssertionError("no process has started")
+
+
+def report(launch, **values):
+    reading = read_layers(config_class("sdxl_train_network"), [Layer(values)])
+    return isolated.check_reading(reading, launch)
+
+
+def test_one_process_waits_however_often_somebody_edits(spare):
+    first = started(spare)
+    spare.prepare()
+    assert started(spare) is first
+    with spare.taken() as taken, spare.taken() as second:
+        assert taken is first and second is None
+        spare.prepare()  # not beside a check
+        assert spare._timer is None
+        first.kill()
+        first.communicate()
+
+
+def test_the_waiting_process_takes_the_environment_of_the_moment_and_ends(spare, monkeypatch, tmp_path):
+    waiting = started(spare)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = report({"cpu": True}, train_data_dir="images", network_dim=8, seed="x")
+    texts = " ".join(str(finding["text"]) for finding in found["findings"])
+    assert not found.get("failed") and "seed must be" in texts and "images" in texts
+    assert waiting.returncode == 0
+    with spare.taken() as left:
+        assert left is None
+
+
+def test_a_waiting_process_that_has_died_is_replaced(spare):
+    waiting = started(spare)
+    waiting.kill()
+    waiting.wait()
+    assert not report({}, network_dim=8).get("failed")
+
+
+def test_a_process_that_is_not_asked_ends_quietly(spare):
+    waiting = started(spare)
+    with spare.taken():
+        output, errors = waiting.communicate("")
+    assert waiting.returncode == 0 and output == "" and "Traceback" not in errors
+
+
+def test_a_request_names_what_only_the_launch_knows():
+    environment = check_process.environment_for_check({"cpu": "true", "num_processes": 2})
+    assert (environment["ACCELERATE_USE_CPU"], environment["WORLD_SIZE"]) == ("true", "2")
+    assert {**os.environ}.items() - environment.items() <= {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
