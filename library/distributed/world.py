@@ -69,6 +69,15 @@ class MemoryWatch:
         return facts
 
 
+def training_device(device: torch.device) -> torch.device:
+    """Return accelerate's device as PyTorch's functions take it: a GPU with its number, the processor without one."""
+    if device.type == "cpu":  # several processes get "cpu:0", which torch.load rejects
+        return torch.device("cpu")
+    if device.type == "cuda" and device.index is None:  # a single process; the memory's limit needs a number
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 class World:
     """Device, ranks, dtypes and mixed precision of a training, and the communication of its processes.
 
@@ -86,9 +95,7 @@ class World:
         self.accelerator = Accelerator(
             mixed_precision=config.precision.mixed_precision, cpu=no_gpu, kwargs_handlers=handlers
         )
-        self.device: torch.device = self.accelerator.device
-        if self.device.type == "cpu":  # several processes get "cpu:0", which torch.load rejects
-            self.device = torch.device("cpu")
+        self.device = training_device(self.accelerator.device)
         self.main: bool = self.accelerator.is_main_process
         self.rank: int = self.accelerator.process_index
         self.ranks: int = self.accelerator.num_processes

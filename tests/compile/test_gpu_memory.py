@@ -10,12 +10,14 @@ from library.check import estimate
 from library.compiler import cudagraph, gpu_memory
 from library.compiler.plan import CompilePlan
 from library.config.building import build_config
+from library.distributed.world import training_device
 from library.families import config_class
 from library.train.compiling import background_compile
 from library.train.compiling.precompile import Precompiler
 from library.train.compiling.trial_passes import TrialPasses
+from tests.training import LORAS, config_of, demo, squares, train  # noqa: F401 - fixtures, also without a conftest
 
-CUDA, GIB = torch.device("cuda"), 2**30
+CUDA, GIB = torch.device("cuda", 0), 2**30
 
 
 class Gpu:
@@ -28,11 +30,15 @@ class Gpu:
             "memory_reserved": lambda *_: self.reserved,
             "memory_allocated": lambda *_: self.allocated,
             "max_memory_allocated": lambda *_: self.peak,
-            "set_per_process_memory_fraction": lambda share, _: self.fractions.append(share),
+            "set_per_process_memory_fraction": self.allow,
             "empty_cache": lambda: None,
         }
         for name, stand_in in replaced.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def allow(self, share, device):
+        assert device.index is not None  # PyTorch refuses a GPU without its number here, and nowhere else
+        self.fractions.append(share)
 
     @property
     def allowed(self):
@@ -43,6 +49,21 @@ class Gpu:
 def gpu(monkeypatch):
     yield Gpu(monkeypatch)
     gpu_memory._take_all()
+
+
+@pytest.mark.parametrize("named, used", {"cuda": "cuda:1", "cuda:3": "cuda:3", "cpu:0": "cpu", "cpu": "cpu"}.items())
+def test_a_training_knows_its_gpu_by_number(monkeypatch, named, used):
+    """As accelerate gives one process a device without a number, which the limit of its memory needs."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert training_device(torch.device(named)) == torch.device(used)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("script", LORAS)
+def test_a_real_training_within_a_limit(demo, squares, tmp_path, script):  # noqa: F811
+    values = {"mixed_precision": "bf16", "max_train_steps": 2, "output_dir": tmp_path, "train_data_dir": squares}
+    run = train(config_of(demo, script, gpu_memory_limit=8, **values))
+    assert len(run.losses) == 2 and torch.cuda.get_per_process_memory_fraction(0) == 1.0
 
 
 def test_the_allocator_gets_what_a_smaller_gpu_would_leave_it(gpu):
