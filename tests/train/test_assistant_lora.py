@@ -22,7 +22,7 @@ WAYS = {
 BF16 = {"mixed_precision": "bf16", "compile": True, "sample_compile": "true", "cuda_graphs": "true"}
 GPU_WAYS = {
     "recorded": {},
-    "swapped": {"gradient_checkpointing": True, "blocks_to_swap": 1},
+    "swapped": {"gradient_checkpointing": True, "blocks_to_swap": 1, "cuda_graphs": "auto"},
     "fp8 products": {"fp8_base": True, "fp8_compute": True},
     "int8": {"int8_base": True},
 }
