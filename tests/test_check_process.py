@@ -1,11 +1,15 @@
 """The processes of checks: one waits ahead, and answers as a new one would."""
 
+import io
+import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 
-from library.check import check_process, isolated
+from library.check import answering, check_process, isolated
 from library.config.building import Layer, read_layers
 from library.families import config_class
 
@@ -22,6 +26,15 @@ def spare(monkeypatch):
             left.communicate()
 
 
+@pytest.fixture
+def echoes(monkeypatch):
+    """Processes that repeat what they read, in place of those that import torch."""
+    code = "import sys; print(sys.stdin.read(), end='')"
+    pipe = subprocess.PIPE
+    start = lambda: subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)  # noqa: E731
+    monkeypatch.setattr(check_process, "_start", start)
+
+
 def started(spare):
     spare.prepare()
     for _ in range(1000):
@@ -36,7 +49,7 @@ def report(launch, **values):
     return isolated.check_reading(reading, launch)
 
 
-def test_one_process_waits_however_often_somebody_edits(spare):
+def test_one_process_waits_however_often_somebody_edits(spare, echoes):
     first = started(spare)
     spare.prepare()
     assert started(spare) is first
@@ -61,18 +74,21 @@ def test_the_waiting_process_takes_the_environment_of_the_moment_and_ends(spare,
         assert left is None
 
 
-def test_a_waiting_process_that_has_died_is_replaced(spare):
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_waiting_process_that_has_died_is_replaced(spare, echoes, monkeypatch, seen):
     waiting = started(spare)
     waiting.kill()
     waiting.wait()
-    assert not report({}, network_dim=8).get("failed")
+    if not seen:  # it dies between the look at it and the question
+        monkeypatch.setattr(waiting, "poll", lambda: None)
+    code, output, _ = check_process.answer([{"script": "sdxl_train"}], {})
+    assert code == 0 and json.loads(output)["requests"] == [{"script": "sdxl_train"}]
 
 
-def test_a_process_that_is_not_asked_ends_quietly(spare):
-    waiting = started(spare)
-    with spare.taken():
-        output, errors = waiting.communicate("")
-    assert waiting.returncode == 0 and output == "" and "Traceback" not in errors
+def test_a_process_that_is_not_asked_ends_quietly(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    answering.answer_requests()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_request_names_what_only_the_launch_knows():

@@ -44,7 +44,7 @@ def _with_channels_last(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def keep_channels_last(block: nn.Module) -> None:
-    """Replace the classes of GroupNorms and shortcuts in a block before it is compiled."""
+    """Replace the classes of GroupNorms and shortcuts in a block before it is traced."""
     for name, module in block.named_modules():
         if type(module) is nn.GroupNorm:
             module.__class__ = GroupNorm

@@ -137,10 +137,6 @@ def _compile(preparation: _Preparation) -> None:
         compiled = (block for group in blocks for block in group if block in inputs)
         untrained_beginning = before_trainable(denoiser, compiled, family)
         inputs |= {block: replace(inputs[block], before_trainable=True) for block in untrained_beginning}
-    # On a CPU, PyTorch's GroupNorm ends the process if it is trained in channels_last and its input needs no gradient,
-    # so replace it in the whole denoiser there.
-    for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
-        channels_last.keep_channels_last(block)
     try:
         compile_model(options, denoiser, blocks, False, family.name, inputs, backends, plan=preparation.plan)
     except ConfigError as e:
@@ -148,6 +144,11 @@ def _compile(preparation: _Preparation) -> None:
             raise
         preparation.not_compiled = str(e)
         preparation.plan.give_up(preparation.not_compiled)
+        return  # with all layers as they are in a training without compiling
+    # Blocks are traced when they run first. On a CPU, PyTorch's GroupNorm ends the process if it is trained in
+    # channels_last and its input needs no gradient, so replace it in the whole denoiser there.
+    for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
+        channels_last.keep_channels_last(block)
 
 
 def _swap_blocks(preparation: _Preparation) -> None:

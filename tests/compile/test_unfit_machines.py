@@ -113,7 +113,8 @@ def test_a_compiler_that_dies_leaves_an_eager_training(script, demo, squares, tm
     given = {**SHORT, "train_data_dir": squares, "compile_blocks": FEW[script]}
     died = train(config_of(demo, script, output_dir=tmp_path / "died", **given))
     eager = train(config_of(demo, script, output_dir=tmp_path / "eager", **given | {"compile": False}))
-    assert len(made) == 1 and died.losses == eager.losses
+    # The norms of a U-Net were replaced before, and may round otherwise.
+    assert len(made) == 1 and died.losses == pytest.approx(eager.losses, rel=1e-6)
     (warning,) = [event["text"] for event in died.events("warning") if "ompiling" in event["text"]]
     assert "A compilation subprocess exited unexpectedly" in one_sentence(warning)
     assert one_sentence(warning).endswith("the run goes on without it.")

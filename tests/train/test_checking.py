@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from library import data
-from library.check import preflight
+from library.check import check_process, preflight
 from library.check import report as checking
 from library.cli import main
 from library.config.building import build_config, draft, find_missing, replace_options, working_fix
@@ -155,9 +155,10 @@ def test_check_without_compile_loads_no_compiler(config):
         config, t5xxl_max_token_length=512
     )  # longer than any caption here, which need not be counted
     options = {name: str(value) for name, value in flatten_sections(changed(config)).items()}
-    asked = json.dumps([{"script": config.script, "values": options, "problems": [], "wrong": []}])
+    asked = check_process.question_of([{"script": config.script, "values": options, "problems": [], "wrong": []}], {})
     heavy = {"torch", "torch._dynamo", "torch._inductor", "transformers", "diffusers"}
-    code = f"import sys\nfrom library.check import report\nreport.answer_requests()\nprint(*{heavy} & set(sys.modules))"
+    code = "import sys\nfrom library.check import answering\nanswering.answer_requests()\n"
+    code += f"print(*{heavy} & set(sys.modules))"
     done = command([sys.executable, "-c", code], input=asked)
     assert '"findings"' in done.stdout and done.stdout.splitlines()[-1] == "torch", done.stderr
 
