@@ -61,6 +61,11 @@ def free_memory(device: torch.device | None = None) -> int:
     return min([free, *(limit - torch.cuda.memory_reserved(held) for limit, held in _limits)])
 
 
+def unused_memory(device: torch.device) -> int:
+    """Return the bytes for new tensors, in what PyTorch has reserved too."""
+    return free_memory(device) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def free_at_peak(device: torch.device) -> int:
     return free_memory(device) + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
 

@@ -279,6 +279,33 @@ def test_a_preview_equals_the_pipelines_picture(files, own, pipeline, version, s
     assert sampler.decoded(ours).std() > 0.01
 
 
+@pytest.mark.parametrize(("scale", "references", "one_by_one"), [(1.0, 0, False), (3.0, 2, False), (3.0, 1, True)])
+def test_the_condition_is_computed_once_for_all_steps_of_a_picture(
+    files, own, monkeypatch, scale, references, one_by_one
+):
+    """Captions of two lengths, with and without references: bit for bit the picture of steps that compute it again."""
+    shown = tuple(picture(300 + 90 * n, 260) for n in range(references))
+    request = SampleRequest(CAPTIONS[1], "", 288, 256, 3, scale, seed=5, controls=shown)
+    made, condition = [], JointTransformerBlock.condition
+    monkeypatch.setattr(JointTransformerBlock, "condition", lambda *args: made.append(1) or condition(*args))
+    sampler = family(files).sampler(own[1])
+    sampler.one_by_one = one_by_one
+    blocks, batches = len(own[1].denoiser.transformer_blocks), 1 + one_by_one
+
+    def latents():
+        made.clear()
+        with torch.no_grad():
+            return sampler.latents(request), len(made)
+
+    once, number = latents()
+    assert number == blocks * batches
+    own[1].denoiser.transformer_blocks[0].__dict__["_swap"] = None  # its weights may be elsewhere
+    again, number = latents()
+    del own[1].denoiser.transformer_blocks[0].__dict__["_swap"]
+    assert number == blocks * batches * 3
+    assert torch.equal(once, again)
+
+
 def test_a_saved_model_has_the_names_of_its_file(files, own):
     stored, saved = load_file(files["qwen_image_21"]), own[0].export(own[1])
     assert saved.keys() == stored.keys() and all(torch.equal(saved[name], stored[name]) for name in stored)

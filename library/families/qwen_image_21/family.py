@@ -45,9 +45,12 @@ class Qwen21Family(OneEncoderFamily):
     sample_multiple = 32
     latent_cache = LatentCache(suffix="_q21.safetensors", keyed_by_size=True, architecture="qwen_image_21", square=2)
     text_cache = TextCache(suffix="_q21_te.safetensors", keys=(EMBED, MASK), mask=MASK, architecture="qwen_image_21")
-    # Dimensions with varying numbers of tokens: img, cond, their positions, the mask, and what sees what of cond.
+    # Dimensions with varying numbers of tokens: img, cond, their positions, the mask, what sees what of cond, and the
+    # keys and values of cond.
     block_inputs = {
-        BLOCK: BlockInputs(streams=(0, 1), dynamic=((0, 1), (1, 1), (4, 3), (5, 1), (6, 1), (7, 0), (7, 1)))
+        BLOCK: BlockInputs(
+            streams=(0, 1), dynamic=((0, 1), (1, 1), (4, 3), (5, 1), (6, 1), (7, 0), (7, 1), (8, 2), (9, 2))
+        )
     }
     # Text is a small part of the tokens.
     block_costs = {BLOCK: BlockCost(BLOCK_LIST, activations=26, used=1.0)}

@@ -9,6 +9,7 @@ tokens of the image, C hidden width, H heads, D width of one head, so that C = H
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -126,23 +127,41 @@ class JointTransformerBlock(nn.Module):
         cond_pe: Tensor,
         mask: Tensor,
         among: Tensor | None = None,
+        cond_k: Tensor | None = None,
+        cond_v: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """img [B, I, C], cond [B, P, C], modulation [B, 4 * C], still [1, 4 * C], img_pe [2, B, 1, I, D / 2], cond_pe
         [2, P, D / 2], mask [B, P + I] -> img, cond.
 
         `among` [P, P] is true where a token of the condition sees another one; None if each sees all before it.
+        `cond_k` and `cond_v` [B, H, P, D] are what `condition` returned earlier; `cond` is passed on then.
         """
+        if cond_k is None or cond_v is None:
+            cond, cond_k, cond_v = self.condition(cond, still, cond_pe, among)
         scale1, gate1, scale2, gate2 = modulation[:, None].chunk(4, dim=-1)
-        still_scale1, still_gate1, still_scale2, still_gate2 = still[:, None].chunk(4, dim=-1)
         q, k, v = self.attn.inputs(scaled(img, scale1), img_pe)
-        cond_q, cond_k, cond_v = self.attn.inputs(scaled(cond, still_scale1), cond_pe)
         seen = self.attend(q, torch.cat((cond_k, k), dim=2), torch.cat((cond_v, v), dim=2), mask)
-        known = self.attend_before(cond_q, cond_k, cond_v, among)
         img = img + gate1.tanh() * self.attn.to_out[0](seen)
-        cond = cond + still_gate1.tanh() * self.attn.to_out[0](known)
         img = img + gate2.tanh() * self.img_mlp(scaled(img, scale2))
-        cond = cond + still_gate2.tanh() * self.img_mlp(scaled(cond, still_scale2))
-        return finite(img), finite(cond)
+        return finite(img), cond
+
+    def condition(
+        self, cond: Tensor, still: Tensor, cond_pe: Tensor, among: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the condition behind this block [B, P, C], and its keys and values in it [B, H, P, D]."""
+        scale1, gate1, scale2, gate2 = still[:, None].chunk(4, dim=-1)
+        q, k, v = self.attn.inputs(scaled(cond, scale1), cond_pe)
+        cond = cond + gate1.tanh() * self.attn.to_out[0](self.attend_before(q, k, v, among))
+        cond = cond + gate2.tanh() * self.img_mlp(scaled(cond, scale2))
+        return finite(cond), k, v
+
+
+class KnownCondition(NamedTuple):
+    """What the image reads of a condition in every block, computed once for all steps of a picture."""
+
+    tokens: Tensor  # [B, P, C], before the first block
+    keys: tuple[Tensor, ...]  # of each block [B, H, P, D]
+    values: tuple[Tensor, ...]
 
 
 class Qwen21TextNorm(nn.Module):
@@ -221,12 +240,14 @@ class QwenImage21(nn.Module):
         txt_mask: Tensor,
         timesteps: Tensor,
         leads: Sequence[int] = (),
+        known: KnownCondition | None = None,
     ) -> Tensor:
         """Predict the velocity of latents as tokens; of the image alone, without its reference images.
 
         img [B, I + ..., in channels]: the tokens of the image, then those of each reference image, of these `sizes`;
         txt [B, L, text channels]; txt_mask [B, L], 1 or true for the tokens of the text; timesteps [B] in 0..1,
         float32. `leads` are the numbers of tokens of the text before each reference image, each from the one before.
+        `known` is the result of `know_condition` for the same text and references, whose tokens `img` may lack then.
         """
         dtype, count, device = self.img_in.weight.dtype, sizes[0][0] * sizes[0][1], img.device
         temb = self.time_text_embed(torch.cat((timesteps, timesteps.new_zeros(1))), dtype)
@@ -235,16 +256,37 @@ class QwenImage21(nn.Module):
         tokens, is_text = self.img_in(img.to(dtype)), txt_mask.to(torch.bool)
         shown, references = tokens[:, :count], tokens[:, count:]
         layout = ConditionLayout(tuple(sizes[1:]), tuple(leads), txt.shape[1])
-        cond = layout.joined(self.txt_in(txt, dtype), references)
-        known = layout.joined(is_text[..., None], torch.ones_like(references[..., :1], dtype=torch.bool))[..., 0]
-        everywhere = torch.ones(shown.shape[:2], dtype=torch.bool, device=device)
-        mask = torch.cat((known, everywhere), dim=1)
+        everywhere = torch.ones(shown.shape[0], layout.reference_tokens + count, 1, dtype=torch.bool, device=device)
+        is_known = layout.joined(is_text[..., None], everywhere[:, count:])
+        mask = torch.cat((is_known, everywhere[:, :count]), dim=1)[..., 0]
         img_pe = self.image_positions(sizes[0], is_text.sum(dim=1) + layout.reach)
         among = [layout.among(device)] if leads else []
         cond_pe = self.condition_positions(layout, device)
-        for block in self.transformer_blocks:
-            shown, cond = block(shown, cond, modulation, still, img_pe, cond_pe, mask, *among)
+        cond = known.tokens if known else layout.joined(self.txt_in(txt, dtype), references)
+        for at, block in enumerate(self.transformer_blocks):
+            rest = (among[0] if leads else None, known.keys[at], known.values[at]) if known else among
+            shown, cond = block(shown, cond, modulation, still, img_pe, cond_pe, mask, *rest)
         return self.proj_out(self.norm_out(shown, temb))
+
+    @torch.no_grad()
+    def know_condition(
+        self, references: Tensor, sizes: Sequence[Size], txt: Tensor, leads: Sequence[int] = ()
+    ) -> KnownCondition:
+        """Compute what does not depend on image and time. `references` [B, ..., in channels] are the tokens of all
+        reference images, of these `sizes`; `txt` and `leads` are those of `forward`. The numbers are its own.
+        """
+        dtype, device = self.img_in.weight.dtype, txt.device
+        layout = ConditionLayout(tuple(sizes), tuple(leads), txt.shape[1])
+        # As many rows as in a step, as products of other sizes may round differently.
+        still = self.modulation(self.time_text_embed(torch.zeros(len(txt) + 1, device=device), dtype))[-1:]
+        cond = tokens = layout.joined(self.txt_in(txt, dtype), self.img_in(references.to(dtype)))
+        among, cond_pe = layout.among(device) if leads else None, self.condition_positions(layout, device)
+        keys, values = [], []
+        for block in self.transformer_blocks:
+            cond, key, value = block.condition(cond, still, cond_pe, among)
+            keys.append(key)
+            values.append(value)
+        return KnownCondition(tokens, tuple(keys), tuple(values))
 
     def as_one_graph(self) -> None:
         # A cached table would become a constant of the compiled graph.
@@ -292,6 +334,10 @@ class ConditionLayout:
         images = references.split([height * width for height, width in self.sizes], dim=1)
         between = [part for pair in zip(pieces[:-1], images, strict=True) for part in pair]
         return torch.cat((*between, pieces[-1]), dim=1)
+
+    @property
+    def reference_tokens(self) -> int:
+        return sum(height * width for height, width in self.sizes)
 
     @property
     def reach(self) -> int:

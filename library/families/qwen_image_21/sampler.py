@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from library.compiler import gpu_memory
 from library.families.base import SampleRequest
+from library.families.qwen_image_21.model import KnownCondition, QwenImage21, Size
 from library.families.qwen_image_21.options import MAX_REFERENCES, SHIFT_LINE
 from library.families.qwen_image_21.vae import denormalise_qwen_21
 from library.families.shared.packing import pack, unpack
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 MULTIPLE = 32  # sides of reference images are multiples of this many pixels
 LAST_SIGMA = 0.02  # of the last step
+SPARE_SHARE = 4  # times the memory of a condition's keys and values that must be free: recorded steps hold a copy
 TURBO_SIGMAS = (1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568)  # that Turbo was distilled for
 
 
@@ -43,11 +46,16 @@ class Qwen21Sampler(FlowSampler):
         leads = self.family.leads[: len(references)] if references else ()
         shown = [pack(image) for image in references]
 
-        def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
-            img = torch.cat((tokens, *(image.expand(len(tokens), -1, -1) for image in shown)), dim=1)
-            return model(img, sizes, *(text[key] for key in self.family.text_cache.keys), times, leads).float()
+        def velocity(text: Mapping[str, Tensor], known: KnownCondition | None, tokens: Tensor, times: Tensor) -> Tensor:
+            pictures = [] if known else [image.expand(len(tokens), -1, -1) for image in shown]
+            words = [text[key] for key in self.family.text_cache.keys]
+            return model(torch.cat((tokens, *pictures), dim=1), sizes, *words, times, leads, known).float()
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
+        batches = self.in_batches(self.text(requests, device))
+        known = [
+            prepare_condition(model, text[self.family.text_cache.keys[0]], shown, sizes[1:], leads) for text in batches
+        ]
+        velocities = [functools.partial(velocity, text, *rest) for text, *rest in zip(batches, known, strict=True)]
         tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return unpack(tokens, height, width)
 
@@ -87,6 +95,30 @@ class Qwen21Sampler(FlowSampler):
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen_21(latents)
+
+
+def prepare_condition(
+    model: QwenImage21, txt: Tensor, references: Sequence[Tensor], sizes: Sequence[Size], leads: Sequence[int]
+) -> KnownCondition | None:
+    """Return what all steps read of the condition, computed once; None if weights are elsewhere or memory is short.
+
+    `references` are the tokens [1, h * w, channels] of each reference image.
+    """
+    blocks, hidden = model.transformer_blocks, model.sizes.hidden
+    if any("_swap" in vars(block) or hasattr(block, "unshard") for block in blocks):
+        return None
+    tokens = txt.shape[1] + sum(image.shape[1] for image in references)
+    size = 2 * len(blocks) * len(txt) * tokens * hidden * model.img_in.weight.element_size()
+    if txt.device.type == "cuda" and gpu_memory.unused_memory(txt.device) < SPARE_SHARE * size:
+        return None
+    images = torch.cat(
+        [
+            txt.new_zeros(len(txt), 0, model.sizes.in_channels),
+            *(image.to(txt.device).expand(len(txt), -1, -1) for image in references),
+        ],
+        dim=1,
+    )
+    return model.know_condition(images, sizes, txt, leads)
 
 
 def scaled_reference(picture: Image.Image, area: int) -> Image.Image:
