@@ -46,6 +46,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_attention_is_kept_at_a_small_price_and_gradients_stay": (),
     "test_checkpoints_that_are_asked_of_every_operation_are_found_again": (),
     "test_compiling_is_really_tried": (),
+    "test_compiled_code_of_one_kernel_is_not_taken_for_that_of_another": (),
     "test_each_of_twelve_sizes_is_compiled_in_the_first_step_that_meets_it": (),
     "test_generated_code_agrees_too": (),
     "test_gradients_of_many_sizes_are_those_of_eager": (),

@@ -122,7 +122,9 @@ def test_references_need_one_graph_over_sizes_and_lengths_and_no_other(learnt):
     assert told["graphs"] == told["predicted"] and told["recompiles"] == 0 and told["num_graphs"] == 1
 
 
-def test_a_preview_with_a_reference_differs_from_one_without_and_caches_hold_the_words_alone(demo, learnt):
+@pytest.fixture(scope="module")
+def sampled(demo, learnt):
+    """The folder of a training that adapts all layers, caches on the disk, and samples with a reference and without."""
     folder, options, _ = learnt
     lines = ["a red circle --w 64 --h 64 --s 2 --d 1", ""]
     picture = next((folder / "set").rglob("*.png"))
@@ -130,21 +132,25 @@ def test_a_preview_with_a_reference_differs_from_one_without_and_caches_hold_the
     prompts = folder / "prompts.txt"
     prompts.write_text("\n".join(lines), encoding="utf-8")
     disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "compile_blocks": None}
-    disk |= {"sample_prompts": prompts, "sample_every_n_steps": 3, "output_dir": folder / "b"}
-    done = train(config_of(demo, SCRIPT, **options | disk))
-    samples = sorted((folder / "b").rglob("sample/*.png"))
+    disk |= {"sample_prompts": prompts, "sample_every_n_steps": 3, "output_dir": folder / "sampled"}
+    assert train(config_of(demo, SCRIPT, **options | disk)).losses
+    return folder / "sampled"
+
+
+def test_a_preview_with_a_reference_differs_from_one_without_and_caches_hold_the_words_alone(learnt, sampled):
+    samples = sorted(sampled.rglob("sample/*.png"))
     assert len(samples) == 2 and len({sample.read_bytes() for sample in samples}) == 2
-    caches = sorted((folder / "set").rglob("*_q21_te.safetensors"))
+    caches = sorted((learnt[0] / "set").rglob("*_q21_te.safetensors"))
     with safe_open(caches[0], "pt") as file:
         (key,) = file.keys()
         assert file.get_tensor(key).shape[0] < 64 and file.get_tensor(key).shape[1] == 64
-    assert done.losses and len(caches) == 3
+    assert len(caches) == 3
 
 
-def test_a_lora_file_is_loaded_whole_by_diffusers_and_read_back(demo, learnt, tmp_path):
+def test_a_lora_file_is_loaded_whole_by_diffusers_and_read_back(demo, sampled, tmp_path):
     from diffusers.loaders import QwenImageLoraLoaderMixin
 
-    plain = next(learnt[0].rglob("b/*.safetensors"))
+    plain = next(sampled.glob("*.safetensors"))
     tensors = load_file(plain)
     with safe_open(plain, "pt") as file:
         assert file.metadata()["ss_base_model_version"] == "qwen_image_21"
