@@ -105,7 +105,7 @@ def run(command, input, env, timeout, **how):
 
 
 def answer_check(requests, launch):
-    """`library.check.check_process.answer`, by a fork where possible."""
+    """`library.check.check_process.run_checks`, by a fork where possible."""
     from library.check import check_process
 
     command = [sys.executable, "-m", "library.check"]

@@ -81,7 +81,7 @@ def test_a_waiting_process_that_has_died_is_replaced(spare, echoes, monkeypatch,
     waiting.wait()
     if not seen:  # it dies between the look at it and the question
         monkeypatch.setattr(waiting, "poll", lambda: None)
-    code, output, _ = check_process.answer([{"script": "sdxl_train"}], {})
+    code, output, _ = check_process.run_checks([{"script": "sdxl_train"}], {})
     assert code == 0 and json.loads(output)["requests"] == [{"script": "sdxl_train"}]
 
 

@@ -18,7 +18,7 @@ SPARE_DELAY = 1.0  # seconds from an edit to the start of a spare process: the p
 Output = tuple[int, str, str]  # the exit code, and what was printed on stdout and stderr
 
 
-def answer(requests: Sequence[JsonObject], launch: JsonMapping) -> Output:
+def run_checks(requests: Sequence[JsonObject], launch: JsonMapping) -> Output:
     """Give requests to the spare process or to a new one.
 
     Raises subprocess.TimeoutExpired after CHECK_TIMEOUT, and ends the process then.

@@ -36,7 +36,7 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         for reading in readings
     ]
     try:
-        code, output, errors = check_process.answer(requests, launch)
+        code, output, errors = check_process.run_checks(requests, launch)
     except subprocess.TimeoutExpired:
         limit = f"{check_process.CHECK_TIMEOUT:.0f}"
         why = Message("the check took more than {seconds} s and was given up", seconds=limit)

@@ -61,7 +61,7 @@ def free_memory(device: torch.device | None = None) -> int:
     return min([free, *(limit - torch.cuda.memory_reserved(held) for limit, held in _limits)])
 
 
-def unused_memory(device: torch.device) -> int:
+def memory_for_tensors(device: torch.device) -> int:
     """Return the bytes for new tensors, in what PyTorch has reserved too."""
     return free_memory(device) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from library import families
-from library.compiler import cudagraph, torch_private
+from library.compiler import cudagraph, gpu_memory, torch_private
 from library.compiler.blocks import compile_error_cause, is_compile_error
 from library.compiler.log import CompileLog
 from library.compiler.pass_recording import CudaPool, PassPool, PassRecorder
@@ -140,7 +140,7 @@ class PictureEngine:
         If memory is short, free all recordings; for one request, then predict the two prompts of guidance one after the
         other. If the compiler fails, continue without it.
         """
-        sampler.make_room = self._make_room
+        sampler.make_room, sampler.unused_memory = self._make_room, self._unused_memory
         while True:
             try:
                 return cudagraph.with_room(self._denoiser, draw)
@@ -160,6 +160,9 @@ class PictureEngine:
         had_recordings = bool(self.recorder.made)
         self.recorder.free()
         return had_recordings
+
+    def _unused_memory(self) -> int | None:
+        return gpu_memory.memory_for_tensors(self._device) if self._device.type == "cuda" else None
 
     def close(self) -> None:
         """Discard recordings and, unless a training goes on, compiled code."""

@@ -286,8 +286,8 @@ def test_the_condition_is_computed_once_for_all_steps_of_a_picture(
     """Captions of two lengths, with and without references: bit for bit the picture of steps that compute it again."""
     shown = tuple(picture(300 + 90 * n, 260) for n in range(references))
     request = SampleRequest(CAPTIONS[1], "", 288, 256, 3, scale, seed=5, controls=shown)
-    made, condition = [], JointTransformerBlock.condition
-    monkeypatch.setattr(JointTransformerBlock, "condition", lambda *args: made.append(1) or condition(*args))
+    made, condition = [], JointTransformerBlock.condition_in_block
+    monkeypatch.setattr(JointTransformerBlock, "condition_in_block", lambda *args: made.append(1) or condition(*args))
     sampler = family(files).sampler(own[1])
     sampler.one_by_one = one_by_one
     blocks, batches = len(own[1].denoiser.transformer_blocks), 1 + one_by_one
@@ -302,8 +302,10 @@ def test_the_condition_is_computed_once_for_all_steps_of_a_picture(
     own[1].denoiser.transformer_blocks[0].__dict__["_swap"] = None  # its weights may be elsewhere
     again, number = latents()
     del own[1].denoiser.transformer_blocks[0].__dict__["_swap"]
-    assert number == blocks * batches * 3
-    assert torch.equal(once, again)
+    assert number == blocks * batches * 3 and torch.equal(once, again)
+    sampler.unused_memory = lambda: 1000
+    again, number = latents()
+    assert number == blocks * batches * 3 and torch.equal(once, again)
 
 
 def test_a_saved_model_has_the_names_of_its_file(files, own):

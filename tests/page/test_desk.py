@@ -255,7 +255,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     """With the real check and the real training: problems are shown, fixed by a click, and the training runs."""
     for name, real in zip(("check_reading", "check_all"), REAL, strict=False):
         monkeypatch.setattr(isolated, name, real)
-    monkeypatch.setattr(check_process, "answer", fork_server.answer_check)  # four processes: none has to load torch
+    monkeypatch.setattr(check_process, "run_checks", fork_server.answer_check)  # four processes: none has to load torch
     monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)
     monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
     visitor, out = visit(), tmp_path / "out"

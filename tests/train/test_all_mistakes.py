@@ -306,7 +306,7 @@ def test_the_page_names_them_all(world, monkeypatch):
     from library.config.schema import flatten_sections
 
     tab = TrainingTab(TABS[0], [world[0].parents[1], ROOT])
-    monkeypatch.setattr(check_process, "answer", answered)
+    monkeypatch.setattr(check_process, "run_checks", answered)
     kinds = [*FEW, "processes by name"]
     flags, launch, words = line(world, kinds)
     values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}

@@ -9,7 +9,7 @@ tokens of the image, C hidden width, H heads, D width of one head, so that C = H
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -134,10 +134,10 @@ class JointTransformerBlock(nn.Module):
         [2, P, D / 2], mask [B, P + I] -> img, cond.
 
         `among` [P, P] is true where a token of the condition sees another one; None if each sees all before it.
-        `cond_k` and `cond_v` [B, H, P, D] are what `condition` returned earlier; `cond` is passed on then.
+        `cond_k` and `cond_v` [B, H, P, D] are what `condition_in_block` returned earlier; `cond` is passed on then.
         """
         if cond_k is None or cond_v is None:
-            cond, cond_k, cond_v = self.condition(cond, still, cond_pe, among)
+            cond, cond_k, cond_v = self.condition_in_block(cond, still, cond_pe, among)
         scale1, gate1, scale2, gate2 = modulation[:, None].chunk(4, dim=-1)
         q, k, v = self.attn.inputs(scaled(img, scale1), img_pe)
         seen = self.attend(q, torch.cat((cond_k, k), dim=2), torch.cat((cond_v, v), dim=2), mask)
@@ -145,7 +145,7 @@ class JointTransformerBlock(nn.Module):
         img = img + gate2.tanh() * self.img_mlp(scaled(img, scale2))
         return finite(img), cond
 
-    def condition(
+    def condition_in_block(
         self, cond: Tensor, still: Tensor, cond_pe: Tensor, among: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the condition behind this block [B, P, C], and its keys and values in it [B, H, P, D]."""
@@ -282,8 +282,9 @@ class QwenImage21(nn.Module):
         cond = tokens = layout.joined(self.txt_in(txt, dtype), self.img_in(references.to(dtype)))
         among, cond_pe = layout.among(device) if leads else None, self.condition_positions(layout, device)
         keys, values = [], []
-        for block in self.transformer_blocks:
-            cond, key, value = block.condition(cond, still, cond_pe, among)
+        blocks: Any = self.transformer_blocks
+        for block in blocks:
+            cond, key, value = block.condition_in_block(cond, still, cond_pe, among)
             keys.append(key)
             values.append(value)
         return KnownCondition(tokens, tuple(keys), tuple(values))

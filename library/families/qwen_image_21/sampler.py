@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from library.compiler import gpu_memory
 from library.families.base import SampleRequest
-from library.families.qwen_image_21.model import KnownCondition, QwenImage21, Size
+from library.families.qwen_image_21.model import KnownCondition, Size
 from library.families.qwen_image_21.options import MAX_REFERENCES, SHIFT_LINE
 from library.families.qwen_image_21.vae import denormalise_qwen_21
 from library.families.shared.packing import pack, unpack
@@ -51,13 +50,32 @@ class Qwen21Sampler(FlowSampler):
             words = [text[key] for key in self.family.text_cache.keys]
             return model(torch.cat((tokens, *pictures), dim=1), sizes, *words, times, leads, known).float()
 
-        batches = self.in_batches(self.text(requests, device))
-        known = [
-            prepare_condition(model, text[self.family.text_cache.keys[0]], shown, sizes[1:], leads) for text in batches
-        ]
-        velocities = [functools.partial(velocity, text, *rest) for text, *rest in zip(batches, known, strict=True)]
+        def prepared(text: Mapping[str, Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+            known = self.known_condition(text[self.family.text_cache.keys[0]], shown, sizes[1:], leads)
+            return functools.partial(velocity, text, known)
+
+        velocities = [prepared(text) for text in self.in_batches(self.text(requests, device))]
         tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return unpack(tokens, height, width)
+
+    def known_condition(
+        self, txt: Tensor, references: Sequence[Tensor], sizes: Sequence[Size], leads: Sequence[int]
+    ) -> KnownCondition | None:
+        """Return what all steps read of the condition; None if weights are elsewhere or memory is short.
+
+        `references` are the tokens [1, h * w, channels] of each reference image.
+        """
+        model, number = self.denoiser, len(txt)
+        if any("_swap" in vars(block) or hasattr(block, "unshard") for block in model.transformer_blocks):
+            return None
+        tokens = txt.shape[1] + sum(image.shape[1] for image in references)
+        numbers = 2 * len(model.transformer_blocks) * number * tokens * model.sizes.hidden
+        unused = self.unused_memory()
+        if unused is not None and unused < SPARE_SHARE * numbers * model.img_in.weight.element_size():
+            return None
+        images = [txt.new_zeros(number, 0, model.sizes.in_channels)]
+        images += [image.to(txt.device).expand(number, -1, -1) for image in references]
+        return model.know_condition(torch.cat(images, dim=1), sizes, txt, leads)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
         """Return latents of the reference images. The VAE is moved to the device for this and back."""
@@ -95,30 +113,6 @@ class Qwen21Sampler(FlowSampler):
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen_21(latents)
-
-
-def prepare_condition(
-    model: QwenImage21, txt: Tensor, references: Sequence[Tensor], sizes: Sequence[Size], leads: Sequence[int]
-) -> KnownCondition | None:
-    """Return what all steps read of the condition, computed once; None if weights are elsewhere or memory is short.
-
-    `references` are the tokens [1, h * w, channels] of each reference image.
-    """
-    blocks, hidden = model.transformer_blocks, model.sizes.hidden
-    if any("_swap" in vars(block) or hasattr(block, "unshard") for block in blocks):
-        return None
-    tokens = txt.shape[1] + sum(image.shape[1] for image in references)
-    size = 2 * len(blocks) * len(txt) * tokens * hidden * model.img_in.weight.element_size()
-    if txt.device.type == "cuda" and gpu_memory.unused_memory(txt.device) < SPARE_SHARE * size:
-        return None
-    images = torch.cat(
-        [
-            txt.new_zeros(len(txt), 0, model.sizes.in_channels),
-            *(image.to(txt.device).expand(len(txt), -1, -1) for image in references),
-        ],
-        dim=1,
-    )
-    return model.know_condition(images, sizes, txt, leads)
 
 
 def scaled_reference(picture: Image.Image, area: int) -> Image.Image:
