@@ -95,3 +95,14 @@ def test_a_request_names_what_only_the_launch_knows():
     environment = check_process.environment_for_check({"cpu": "true", "num_processes": 2})
     assert (environment["ACCELERATE_USE_CPU"], environment["WORLD_SIZE"]) == ("true", "2")
     assert {**os.environ}.items() - environment.items() <= {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
+
+
+def test_a_machine_that_starts_no_process_is_reported(spare, monkeypatch):
+    def start():
+        raise OSError("no memory")
+
+    monkeypatch.setattr(check_process, "_start", start)
+    spare._timer = object()  # as when its time has come
+    spare._start()
+    found = report({}, network_dim=8)
+    assert found["failed"] and "no memory" in str(found["findings"][-1]["text"])

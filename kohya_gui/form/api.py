@@ -76,7 +76,7 @@ class FormApi:
 
     def judge(self, request: ApiRequest) -> JsonObject:
         """Mistakes, ineffective options, the outlook on compiling, and the type of the model's file."""
-        check_process.spare.prepare()  # somebody fills in the form, so a check is likely to follow
+        check_process.spare.prepare()  # someone edits the form, so a check will probably follow
         form, submission = self._parse(request)
         places = form.places(submission.family)
         mistakes: dict[str, MessageLike] = {}

@@ -14,7 +14,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.runs import keys
 
 CHECK_TIMEOUT = 120.0  # timeout in seconds; 10,000 images take less than 10
-SPARE_DELAY = 1.0  # seconds from an edit to the start of a spare process: the page itself comes first
+SPARE_DELAY = 1.0  # seconds after an edit until a spare process starts, so that it does not slow down the page
 Output = tuple[int, str, str]  # the exit code, and what was printed on stdout and stderr
 
 
@@ -33,7 +33,7 @@ def run_checks(requests: Sequence[JsonObject], launch: JsonMapping) -> Output:
 
 
 def question_of(requests: Sequence[JsonObject], launch: JsonMapping) -> str:
-    """What `library.check` reads: the requests, and the environment and folder of this moment, as it may be older."""
+    """What `library.check` reads: the requests, and environment and folder of now, as it may be older."""
     place = {"environment": environment_for_check(launch), "folder": str(Path.cwd())}
     return json.dumps({**place, "requests": requests})
 
@@ -73,7 +73,7 @@ def _start() -> subprocess.Popen[str]:
 class SpareProcess:
     """A check process that imports torch before it is needed, as that takes longer than a check.
 
-    It answers one request, as every check process: none keeps memory of the GPU. Idle, it ends after some minutes.
+    Like every check process it answers one request and ends, so that none keeps GPU memory. It ends when idle.
     """
 
     def __init__(self) -> None:
@@ -110,8 +110,11 @@ class SpareProcess:
 
     def _start(self) -> None:
         with self._lock:
-            if self._timer is not None:  # otherwise a check has begun meanwhile
-                self._process, self._timer = _start(), None
+            if self._timer is None:  # a check has begun meanwhile
+                return
+            self._timer = None
+            with contextlib.suppress(OSError):  # the check itself will say why no process can start
+                self._process = _start()
 
 
 spare = SpareProcess()

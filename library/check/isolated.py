@@ -41,6 +41,9 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         limit = f"{check_process.CHECK_TIMEOUT:.0f}"
         why = Message("the check took more than {seconds} s and was given up", seconds=limit)
         return [failed(why, reading) for reading in readings]
+    except OSError as error:  # no process can start
+        failure = Message("the check itself failed: {reason}", reason=error)
+        return [failed(failure, reading) for reading in readings]
     try:
         # Packages may print while they are imported; the reports are the last line.
         return [dict(report) for report in json.loads(output.strip().splitlines()[-1])]

@@ -39,8 +39,7 @@ class BatchSizer:
             return self._limits.get(key, self._size)
         if key not in self._bytes:
             return 1
-        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        room = (gpu_memory.free_memory(self._device) + unused) * USED_SHARE  # within gpu_memory_limit
+        room = gpu_memory.memory_for_tensors(self._device) * USED_SHARE  # within gpu_memory_limit
         return max(1, min(int(room / self._bytes[key]), self._limits.get(key, LARGEST_AUTO_BATCH)))
 
     def generate(self, key: Hashable, batch: Sequence[SampleRequest], make: GenerateBatch) -> list[Image.Image]:

@@ -140,7 +140,7 @@ class PictureEngine:
         If memory is short, free all recordings; for one request, then predict the two prompts of guidance one after the
         other. If the compiler fails, continue without it.
         """
-        sampler.make_room, sampler.unused_memory = self._make_room, self._unused_memory
+        sampler.make_room, sampler.room_to_keep = self._make_room, self._room_to_keep
         while True:
             try:
                 return cudagraph.with_room(self._denoiser, draw)
@@ -161,7 +161,9 @@ class PictureEngine:
         self.recorder.free()
         return had_recordings
 
-    def _unused_memory(self) -> int | None:
+    def _room_to_keep(self) -> int | None:
+        if is_sharded(self._config) or self._config.memory.blocks_to_swap:
+            return 0  # weights are at hand only while their block runs
         return gpu_memory.memory_for_tensors(self._device) if self._device.type == "cuda" else None
 
     def close(self) -> None:

@@ -136,7 +136,11 @@ def test_compiled_pictures_are_the_eager_ones(given, script):  # noqa: F811
     model, pool = opened(config), FakePool()
     # SD 1.5 has a single token in its last level at 64 x 64, for which PyTorch compiles again.
     smallest = {"width": 256, "height": 256} if script == "train_network" else {}
-    changes = smallest, {**smallest, "seed": 5, "prompt": "a red bicycle at night"}, {**smallest, "width": 320 if smallest else 128}
+    changes = (
+        smallest,
+        {**smallest, "seed": 5, "prompt": "a red bicycle at night"},
+        {**smallest, "width": 320 if smallest else 128},
+    )
     prompts = prompts_for(model, *changes)
     before = [type(module) for module in model.components.denoiser.modules()]
     expected, engine = drawn(model, None, prompts), engine_of(model, config, pool)
@@ -289,6 +293,15 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     assert batches[:3] == [2, 2, 1] and {*batches[2:]} == {1} and sampler.one_by_one
     assert "of another size" not in engine.recorder.made
     torch.testing.assert_close(latents, *expected, rtol=1e-3, atol=5e-4)  # batches of one and two round differently
+
+
+@pytest.mark.parametrize(("blocks_to_swap", "room"), [(None, None), (1, 0)])
+def test_samplers_keep_nothing_between_steps_where_weights_come_and_go(given, blocks_to_swap, room):  # noqa: F811
+    config = given(FLUX)
+    config = replace(config, memory=replace(config.memory, blocks_to_swap=blocks_to_swap))
+    model = opened(given(FLUX))
+    sampler, request = model.family.sampler(model.components), request_of(prompts_for(model)[0], generate.AS_SEEN)
+    assert engine_of(model, config).pictures(sampler, [request], lambda: sampler.room_to_keep()) == room
 
 
 def test_too_little_memory_beside_recordings_ends_them(given):  # noqa: F811

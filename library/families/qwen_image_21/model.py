@@ -273,7 +273,7 @@ class QwenImage21(nn.Module):
         self, references: Tensor, sizes: Sequence[Size], txt: Tensor, leads: Sequence[int] = ()
     ) -> KnownCondition:
         """Compute what does not depend on image and time. `references` [B, ..., in channels] are the tokens of all
-        reference images, of these `sizes`; `txt` and `leads` are those of `forward`. The numbers are its own.
+        reference images, of these `sizes`; `txt` and `leads` are those of `forward`.
         """
         dtype, device = self.img_in.weight.dtype, txt.device
         layout = ConditionLayout(tuple(sizes), tuple(leads), txt.shape[1])

@@ -61,17 +61,15 @@ class Qwen21Sampler(FlowSampler):
     def known_condition(
         self, txt: Tensor, references: Sequence[Tensor], sizes: Sequence[Size], leads: Sequence[int]
     ) -> KnownCondition | None:
-        """Return what all steps read of the condition; None if weights are elsewhere or memory is short.
+        """Return what all steps read of the condition; None if there is no room to keep it.
 
         `references` are the tokens [1, h * w, channels] of each reference image.
         """
         model, number = self.denoiser, len(txt)
-        if any("_swap" in vars(block) or hasattr(block, "unshard") for block in model.transformer_blocks):
-            return None
         tokens = txt.shape[1] + sum(image.shape[1] for image in references)
         numbers = 2 * len(model.transformer_blocks) * number * tokens * model.sizes.hidden
-        unused = self.unused_memory()
-        if unused is not None and unused < SPARE_SHARE * numbers * model.img_in.weight.element_size():
+        room = self.room_to_keep()
+        if room is not None and room < SPARE_SHARE * numbers * model.img_in.weight.element_size():
             return None
         images = [txt.new_zeros(number, 0, model.sizes.in_channels)]
         images += [image.to(txt.device).expand(number, -1, -1) for image in references]

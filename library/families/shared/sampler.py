@@ -38,8 +38,8 @@ class Sampler(ABC):
         self.one_by_one = False
         # Frees memory that is not needed for decoding; returns whether there was any.
         self.make_room: Callable[[], bool] = lambda: False
-        # Returns the bytes that new tensors may take of the GPU's memory; None on a CPU.
-        self.unused_memory: Callable[[], int | None] = lambda: None
+        # Returns the bytes of memory for what all steps of a picture read; None without a limit, 0 to keep nothing.
+        self.room_to_keep: Callable[[], int | None] = lambda: None
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
 
     @abstractmethod
