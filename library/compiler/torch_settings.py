@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from library.compiler import torch_private
+from library.compiler.row_kernels import make_row_choices
 from library.config.compile_modes import RECORDED_MODES, TUNED_MODES
 
 TAG = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
@@ -134,6 +135,8 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         recorded = args.compile_mode in RECORDED_MODES or getattr(args, "cuda_graphs", "false") != "false"
         aligned = hasattr(inductor, "align_random_eager") and not recorded
+        if hasattr(inductor, "inductor_choices_class"):
+            settings.append((inductor, "inductor_choices_class", make_row_choices))
         # PyTorch's own random kernels draw anew at each replay of a CUDA graph; inductor's would not.
         settings.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
     return settings

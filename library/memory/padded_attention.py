@@ -52,7 +52,12 @@ class _PaddedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Tensor, kernel: str) -> Tensor:
-        output, logarithm = torch.ops.kohya.padded_scaled_dot_product(q, k, v, padding, kernel)
+        output, logarithm = torch.ops.kohya.padded_scaled_dot_product(q, k, v, kernel)
+        # Not within the operator: compiled code takes the padding out where it reads the output anyway.
+        share = (padding[:, None, None] * torch.exp(-logarithm)).clamp(max=LARGEST_SHARE)
+        # Not in place: a checkpoint may keep the first, and compiled code of torch 2.11 would then lose the gradient.
+        output = (output * (1 / (1 - share[..., None]))).to(q.dtype)
+        logarithm = logarithm + torch.log1p(-share)
         ctx.save_for_backward(q, k, v, output, logarithm)
         ctx.kernel = kernel
         return output
@@ -66,15 +71,16 @@ class _PaddedAttention(torch.autograd.Function):
 
 # The names contain "_scaled_dot_product", by which checkpoints find attention.
 @torch.library.custom_op("kohya::padded_scaled_dot_product", mutates_args=())
-def padded_forward(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, Q, D], in memory like q, and the logarithm of the real tokens' denominator [B, H, Q]."""
+def padded_forward(q: Tensor, k: Tensor, v: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+    """Return the output [B, H, Q, D] as if padding were text, in memory like q, and the logarithm of the denominator
+    [B, H, Q].
+    """
     output, logarithm = attention_kernels.unmasked_attention(kernel, q, k, v)
-    share = (padding[:, None, None] * torch.exp(-logarithm)).clamp(max=LARGEST_SHARE)
-    return _like(output.mul_(1 / (1 - share[..., None])), q), logarithm + torch.log1p(-share)
+    return _like(output, q), logarithm
 
 
 @padded_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

@@ -74,6 +74,12 @@ def test_no_number_of_tokens_is_a_guard_on_cuda():
     assert wanted.get("triton.mix_order_reduction") is False
 
 
+def test_rows_are_kept_in_registers_on_cuda_alone():
+    devices = {torch.device(name) for name in ("cuda", "cpu")}
+    wanted = {device.type: {name for _, name, _ in wanted_settings(options(), device)} for device in devices}
+    assert "inductor_choices_class" in wanted["cuda"] - wanted["cpu"]
+
+
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_no_block_is_given_one_tensor_twice(family):
     """It would be a guard of its graph, which would be made again whenever it is two, as while a pass is recorded."""

@@ -150,10 +150,10 @@ class QwenImageTransformerBlock(nn.Module):
         v = torch.cat((txt_v, img_v), dim=2)
         q = rotate_pairs(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
         k = rotate_pairs(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
-        joint = self.attend(q, k, v, mask)
+        txt_out, img_out = self.attend(q, k, v, mask).split((txt.shape[1], img.shape[1]), dim=1)
 
-        img = img + i_gate1 * self.attn.to_out[0](joint[:, txt.shape[1] :])
-        txt = txt + t_gate1 * self.attn.to_add_out(joint[:, : txt.shape[1]])
+        img = img + i_gate1 * self.attn.to_out[0](img_out)
+        txt = txt + t_gate1 * self.attn.to_add_out(txt_out)
         img = img + i_gate2 * self.img_mlp(modulated(img, i_shift2, i_scale2))
         txt = txt + t_gate2 * self.txt_mlp(modulated(txt, t_shift2, t_scale2))
         return finite(img), finite(txt)

@@ -136,7 +136,7 @@ class BlockLayers:
 
 def split_heads(qkv: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor, Tensor]:
     """[B, S, 3 * C] -> q, k (normed, float32) and v, each [B, H, S, D]. The width of a head is that of its norm."""
-    q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4)
+    q, k, v = qkv.unflatten(-1, (3, -1, norm.query_norm.scale.shape[0])).permute(2, 0, 3, 1, 4).unbind()
     return norm.query_norm(q), norm.key_norm(k), v
 
 
@@ -157,8 +157,8 @@ def joint_attention(  # noqa: PLR0913 - two streams, each with its layers
     v = torch.cat((txt_v, img_v), dim=2)
     q = rotate_pairs(torch.cat((txt_q, img_q), dim=2), pe).to(v.dtype)
     k = rotate_pairs(torch.cat((txt_k, img_k), dim=2), pe).to(v.dtype)
-    joint = attend(q, k, v, mask)
-    return joint[:, txt.shape[1] :], joint[:, : txt.shape[1]]
+    txt_out, img_out = attend(q, k, v, mask).split((txt.shape[1], img.shape[1]), dim=1)
+    return img_out, txt_out
 
 
 class DoubleStreamBlock(nn.Module):
@@ -219,13 +219,12 @@ class SingleStreamBlock(nn.Module):
         """joint [B, S, C], vec [B, C] (of shift, scale and gate [B, 3, C]), pe [2, S, D / 2], mask [B, S]
         -> joint."""
         shift, scale, gate = self.modulation(vec).chunk(3, dim=-1)
-        qkv_and_mlp = self.linear1(modulated(joint, shift, scale))
-        split = 3 * joint.shape[-1]
-        q, k, v = split_heads(qkv_and_mlp[..., :split], self.norm)
+        both, width = self.linear1(modulated(joint, shift, scale)), 3 * joint.shape[-1]
+        # Not sliced: each slice's gradient would be as large as the whole.
+        qkv, mlp = both.split((width, both.shape[-1] - width), dim=-1)
+        q, k, v = split_heads(qkv, self.norm)
         attended = self.attend(rotate_pairs(q, pe).to(v.dtype), rotate_pairs(k, pe).to(v.dtype), v, mask)
-        return finite(
-            joint + gate * self.linear2(torch.cat((attended, self.activation(qkv_and_mlp[..., split:])), dim=-1))
-        )
+        return finite(joint + gate * self.linear2(torch.cat((attended, self.activation(mlp)), dim=-1)))
 
 
 class LastLayer(nn.Module):

@@ -82,9 +82,11 @@ def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
 
     x [B, H, S, D], pe [2, S, D / 2] or [2, B, 1, S, D / 2] (cosines, sines); all in float32.
     """
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = pe
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    # Compiled code reads more, and under conditions, where pairs are put together from even and odd channels.
+    pairs = x.unflatten(-1, (-1, 2))
+    cos, sin = pe[..., None]
+    signs = torch.arange(-1, 2, 2, device=sin.device, dtype=sin.dtype)
+    return (pairs * cos + pairs.flip(-1) * (sin * signs)).flatten(-2)
 
 
 def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:

@@ -1,0 +1,34 @@
+"""Which of inductor's kernels keep a whole row in registers.
+
+A kernel that sums or compares along a row, such as a norm or the rounding to 8 bits, reads the row again for what it
+does with the result, unless it keeps the row in registers. Inductor does that up to 1,024 values only, and up to 64
+where it is unsure about the order in memory, as in norms of a head's channels; it writes interim results in between.
+"""
+
+from typing import Any
+
+LONGEST_ROW = 4096  # values; of 10,240 it was slower: too few rows fit into a multiprocessor
+
+
+# Why: docs/decisions/2026-11-29-rows-in-registers.md
+def make_row_choices() -> Any:
+    """Return inductor's heuristics but for rows that are kept."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.runtime.hints import ReductionHint
+    from torch._inductor.virtualized import V
+
+    class RowChoices(InductorChoices):
+        def uuid(self) -> str:
+            """Return what tells graphs apart that were compiled with other heuristics."""
+            return f"rows of {LONGEST_ROW}"
+
+        @staticmethod
+        def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
+            if InductorChoices.should_use_persistent_reduction(features, cooperative_reduction):
+                return True
+            across_rows = features.get_reduction_hint() in (ReductionHint.OUTER, ReductionHint.OUTER_TINY)
+            if cooperative_reduction or across_rows:
+                return False
+            return bool(V.graph.sizevars.statically_known_leq(features.reduction_numel, LONGEST_ROW))
+
+    return RowChoices()
