@@ -105,6 +105,21 @@ def test_files_of_one_checkpoint_count_once(tmp_path, files, expected):
 
 
 @pytest.mark.parametrize(
+    ("names_in_it", "expected"),
+    [
+        (["a-lora.safetensors", "model.safetensors"], "model.safetensors"),
+        (["a.safetensors", "diffusion_pytorch_model.fp16.safetensors"], "a.safetensors"),
+        (["diffusion_pytorch_model.safetensors", "a.safetensors", "b.bin"], "diffusion_pytorch_model.safetensors"),
+        (["b.safetensors", "a.safetensors"], "a.safetensors"),
+    ],
+)
+def test_a_part_of_a_diffusers_folder_is_what_diffusers_reads(tmp_path, names_in_it, expected):
+    for name in names_in_it:
+        (tmp_path / name).touch()
+    assert [path.name for path in files_of(tmp_path)] == [expected]
+
+
+@pytest.mark.parametrize(
     ("kinds", "expected"),
     [
         ({"my": True, "other": False}, "my"),
