@@ -33,8 +33,9 @@ from tests import fork_server
 from tests.source import ROOT, SCRATCH
 
 # DreamBooth of SD 1.5 is its fine-tune but for the text encoder, and its words learn as SDXL's do: both have tests of
-# their own.
-RUNS = [script for script in families.RUNS if script not in ("train_db", "train_textual_inversion")]
+# their own, and those of tests/contract that need few seconds.
+RELATED = ["train_db", "train_textual_inversion"]
+RUNS = [script for script in families.RUNS if script not in RELATED]
 # Trainings of adapters and of whole models; textual inversion has tests of its own.
 SCRIPTS = [script for script in RUNS if families.config_class(script).kind in ("lora", "finetune")]
 LORAS = [script for script in SCRIPTS if script.endswith("_network")]

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from library.config.outside_files import table_of
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
+from library.families.shared.folder_checkpoints import checkpoints, version
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
@@ -107,6 +108,30 @@ def recognise_file(path: Path) -> Recognised:
         words = Message("a diffusers model ({pipeline})", pipeline=pipeline)
         facts = next((facts for facts in families.all_families() if pipeline in facts.pipelines), None)
         return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
+    if path.is_dir() and len(inside := checkpoints(path)) > 1:
+        return _recognise_folder(inside)
+    return _recognise_checkpoint(path)
+
+
+def _recognise_folder(paths: Sequence[Path]) -> Recognised:
+    """Recognise a folder of several checkpoints: as one of its models, if all are of one family."""
+    models = [found for path in paths if (found := _cached(path, version(path))) and found.family]
+    if len(models) == 1:
+        return models[0]
+    if len({model.family for model in models}) == 1:
+        return Recognised(models[0].family, models[0].words)
+    return Recognised("", "a folder with models of several kinds" if models else "a folder without a model")
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached(path: Path, _version: tuple[int, int]) -> Recognised | None:
+    try:
+        return _recognise_checkpoint(path)
+    except ConfigError:  # it is damaged
+        return None
+
+
+def _recognise_checkpoint(path: Path) -> Recognised:
     shapes = {name: shape for file in weights.files(path) for name, shape in weights.header(file).items()}
     facts, words = family_and_description(shapes)
     if facts is None or words not in facts.base_models:

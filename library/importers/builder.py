@@ -131,6 +131,7 @@ def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
             text = reason.said if is_named else Message("{key}: {text}", key=name, text=reason.said)
             builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
     _drop_shares(builder, accepted)
+    _fit_bucket_steps(builder, config, accepted)
     notes, problems = list(builder.notes), list(builder.problems)
     try:
         built = build_config(config, accepted, notes=notes)
@@ -154,6 +155,21 @@ def _drop_shares(builder: ImportBuilder, values: JsonObject) -> None:
     if "base_weights_multiplier" in values and not values.get("base_weights"):
         del values["base_weights_multiplier"]
         builder.ignore(builder.keys["base_weights_multiplier"], "base_weights is not set")
+
+
+def _fit_bucket_steps(builder: ImportBuilder, config: type[RunConfig], values: JsonObject) -> None:
+    """Round the step between sizes to one that the model can compute; files from before sd-scripts' rule have 1."""
+    steps = values.get("bucket_reso_steps")
+    if builder.keeps_ineffective or not isinstance(steps, int) or not steps % config.grid:
+        return
+    nearest = max(1, round(steps / config.grid)) * config.grid
+    text = Message(
+        "{steps} is not possible with this model; the nearest is {option}",
+        steps=steps,
+        option=option_values({"bucket_reso_steps": str(nearest)}),
+    )
+    builder.change(builder.keys["bucket_reso_steps"], text)
+    values["bucket_reso_steps"] = nearest
 
 
 def _is_option_elsewhere(name: str, configs: Configs) -> bool:

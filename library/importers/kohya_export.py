@@ -259,6 +259,7 @@ def _export_folders(config: RunConfig) -> Fields:
         at = max(path.rfind("/"), path.rfind("\\"))
         name = path[at + 1 :]
         fields |= {"train_dir": path[: max(at, 0)] or ".", "use_latent_files": "Yes", "latent_metadata_filename": name}
+        fields |= {"create_caption": False, "create_buckets": False}  # or kohya_ss would write the file anew
     return fields
 
 

@@ -1,8 +1,12 @@
 """Import the settings of kohya_ss's tabs that say how long, how fast and with which noise a training learns."""
 
-from library.config.problems import Message, option_values
+import math
+
+from library.config.problems import Message, option_name, option_values
 from library.importers.builder import ImportBuilder, is_on
 from library.importers.shared import describe
+
+ENCODER_END, OLD_ENCODER_END = "stop_text_encoder_training", "stop_text_encoder_training_pct"
 
 
 def read_length(builder: ImportBuilder, tab: str) -> None:
@@ -114,3 +118,22 @@ def read_noise(builder: ImportBuilder, tab: str) -> None:
         builder.empty("noise_offset")
         if "adaptive_noise_scale" in builder.source and "adaptive_noise_scale" not in builder.outcomes:
             builder.ignore("adaptive_noise_scale", "it needs a noise_offset, which is 0")
+
+
+def read_encoder_end(builder: ImportBuilder, tab: str) -> None:
+    """Import where the text encoder of DreamBooth stops: a step, or in older files a percentage of all steps."""
+    if builder.script != "train_db":
+        return
+    step, percent = (builder.number(key) for key in (ENCODER_END, OLD_ENCODER_END))
+    total = 0 if builder.get("max_train_epochs") else builder.number("max_train_steps") or 0
+    if step:
+        text = "{step} is a step: the page of kohya_ss calls it a percentage, but its training reads a step"
+        builder.change(ENCODER_END, Message(text, step=int(step)), {ENCODER_END: int(step)})
+        builder.explain(Message("{option} is set, and wins", option=option_name(ENCODER_END)), OLD_ENCODER_END)
+    elif percent and (percent < 0 or total):
+        end = -1 if percent < 0 else math.ceil(total * percent / 100)
+        builder.change(OLD_ENCODER_END, describe({ENCODER_END: end}), {ENCODER_END: end})
+    elif percent:
+        text = "it is a percentage of steps that only the training counts: set {option} to a step"
+        builder.ignore(OLD_ENCODER_END, Message(text, option=option_name(ENCODER_END)))
+    builder.empty(ENCODER_END, OLD_ENCODER_END)

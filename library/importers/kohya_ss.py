@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
+from library.config.problems import ConfigError, Message, MessageLike, option_name
 from library.config.values import split_words
-from library.importers import flat, kohya_adapters, kohya_launch, kohya_learning
+from library.importers import flat, kohya_adapters, kohya_folders, kohya_launch, kohya_learning
 from library.importers.builder import UNETS, ImportBuilder, family_of_script, is_empty, is_on, to_number
-from library.importers.shared import chooses_chroma, describe, load_tables, other_model_error, say_nearest, set_by
+from library.importers.shared import chooses_chroma, load_tables, other_model_error, say_nearest
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
@@ -195,32 +195,6 @@ def _import_saved_format(builder: ImportBuilder, tab: str) -> None:
         builder.change("sample_prompts", "these are the prompts themselves; here sample_prompts names a file with them")
 
 
-def _import_folders(builder: ImportBuilder, tab: str) -> None:
-    """Import the folders and files of a fine-tune."""
-    if tab != "finetune":
-        return
-    if builder.get("image_folder"):
-        builder.rename("image_folder", "train_data_dir")
-    set_by(builder, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
-    folder = str(builder.get("train_dir") or "")
-    latents = str(builder.get("use_latent_files") or "Yes").casefold() == "yes"
-    used_key, other_key = ("latent_metadata_filename", "caption_metadata_filename")[:: 1 if latents else -1]
-    if folder:
-        name = str(builder.get(used_key) or ("meta_lat.json" if latents else "meta_cap.json"))
-        line = "\\" if "\\" in folder and "/" not in folder else "/"
-        path = folder.rstrip("/\\") + line + name
-        builder.change(
-            "train_dir",
-            Message("with {key}: {option}", key=used_key, option=option_values({"in_json": str(path)})),
-            {"in_json": path},
-        )
-        builder.explain("is the file name of in_json", used_key)
-    builder.explain(Message("chooses {key} for in_json", key=used_key), "use_latent_files")
-    for key in (used_key, other_key):
-        if key in builder.left():
-            builder.ignore(key, describe({"in_json": used_key}) if key == other_key else "there is no train_dir")
-
-
 def _import_template(builder: ImportBuilder, tab: str) -> None:
     """Import the template that replaces captions."""
     if tab == "textual-inversion" and (option := TEMPLATES.get(str(builder.get("template")))):
@@ -243,12 +217,13 @@ TAB_IMPORTS: tuple[Callable[[ImportBuilder, str], None], ...] = (
     kohya_learning.read_length,
     kohya_learning.read_warmup,
     kohya_learning.read_rates,
+    kohya_learning.read_encoder_end,
     _import_old_names,
     _import_kohya_attention,
     kohya_learning.read_noise,
     _import_kohya_precision,
     _import_saved_format,
-    _import_folders,
+    kohya_folders.read_folders,
     _import_template,
     _import_kohya_adapter,
     kohya_launch.record_launch_keys,
@@ -286,8 +261,8 @@ def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
     """Return why a key has no meaning in this file, or ""."""
     other = next((why for start, why in KOHYA_TABLES["other_models"].items() if key.startswith(start)), "")
     sd3 = "" if tab == "lora" else KOHYA_TABLES["sd3_in_full"].get(key, "")
-    if key == "stop_text_encoder_training" and builder.script == "train_db":
-        return ""
+    if builder.script == "train_db" and key == "no_token_padding":
+        return ""  # the script has its own reason
     if reason := KOHYA_TABLES["ignored"].get(key) or sd3 or other:
         return reason
     if builder.family not in ("flux", "anima") and key in ("blocks_to_swap", "flux_fused_backward_pass"):

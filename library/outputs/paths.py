@@ -15,6 +15,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, counted, option_name
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, FullSave, Save
+from library.families.shared.folder_checkpoints import checkpoints
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
 from library.methods.lycoris import unused_alphas
@@ -106,7 +107,9 @@ def file_extension(config: RunConfig) -> str:
         source = config.model.pretrained_model_name_or_path or ".safetensors"
         if source.lower().endswith(PICKLED):
             return ".safetensors" if full_save and full_save.use_safetensors else ".ckpt"
-        return ".safetensors" if source.lower().endswith(".safetensors") else ""
+        folder = Path(source)
+        holds_files = folder.is_dir() and not (folder / "model_index.json").exists() and bool(checkpoints(folder))
+        return ".safetensors" if holds_files or source.lower().endswith(".safetensors") else ""
     return "" if chosen in FOLDERS else f".{chosen}"
 
 

@@ -5,7 +5,7 @@ import torch
 
 from library import families, methods
 from library.sampling import caption_prompts
-from tests.training import LORAS, RUNS, SCRIPTS, config_of, references, train
+from tests.training import LORAS, RELATED, RUNS, SCRIPTS, config_of, references, train
 
 FAMILIES = sorted(families.FAMILIES)
 SIZE = torch.tensor([[64.0, 128.0, 0.0, 0.0, 64.0, 128.0]])
@@ -17,7 +17,7 @@ def trained(demo, data, script, folder, **values):
 
 def rate(script):
     """A learning rate with which a few steps show."""
-    return {"learning_rate": 2e-2 if script in LORAS else 1e-3}
+    return {"learning_rate": 1e-3 if families.config_class(script).kind == "finetune" else 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,8 @@ def test_pictures_and_captions_become_what_the_denoiser_reads(demo, name):
     assert predicted.isfinite().all() and predicted.std() > 0
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+# A word of two vectors hardly moves the loss of the tiny model.
+@pytest.mark.parametrize("script", [*SCRIPTS, "train_db"])
 def test_the_loss_falls_in_7_steps(demo, squares, tmp_path, script, learnt):
     """Measured against a run that hardly learns: with one seed both meet the very same noise in every step."""
     steps = {"max_train_steps": 7, "learning_rate": 1e-12, "seed": 7}
@@ -122,7 +123,7 @@ def test_a_saved_lora_loads_as_it_was_trained(demo, squares, tmp_path, script, l
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
 
-@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in LORAS])
+@pytest.mark.parametrize("script", [*(script for script in SCRIPTS if script not in LORAS), "train_db"])
 def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, learnt):
     outcome = learnt(script)
     option = "pretrained_model_name_or_path"
@@ -147,6 +148,26 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
     assert (from_file - base).abs().max() > 1e-3 * base.std()
 
 
+@pytest.mark.parametrize("script", RELATED)
+def test_files_have_the_names_and_metadata_of_sd_scripts(demo, squares, tmp_path, script, learnt):
+    """A whole model in Stable Diffusion's own names, and a word's vectors as emb_params, which go on learning."""
+    from safetensors import safe_open
+
+    outcome, start = learnt(script), config_of(demo, script)
+    facts = families.facts_of(start.family)
+    with safe_open(outcome.file, "pt") as file:
+        about, shapes = file.metadata(), {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert all(name.startswith("modelspec.") for name in about)
+    assert about["modelspec.architecture"] == facts.architecture + start.file_kind[1]
+    if script == "train_db":
+        with safe_open(start.model.pretrained_model_name_or_path, "pt") as file:
+            assert shapes == {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return
+    assert shapes == {"emb_params": (start.embedding.num_vectors_per_token, *shapes["emb_params"][1:])}
+    again = trained(demo, squares, script, tmp_path, weights=outcome.file, learning_rate=1e-12, max_train_steps=1)
+    torch.testing.assert_close(again.tensors()["emb_params"], outcome.tensors()["emb_params"], rtol=1e-5, atol=1e-6)
+
+
 def same_end(first, other, start):
     """Both runs have the same losses after step `start`, the same averages, rates, and the same file."""
     for name in ("loss", "avr_loss", "lr", "grad_norm"):
@@ -155,7 +176,7 @@ def same_end(first, other, start):
     assert_equal(first.tensors(), other.tensors())
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*SCRIPTS, *RELATED])
 def test_resuming_after_step_3_equals_6_straight_steps(demo, shapes, tmp_path, script):
     """Three sizes, so that epochs of 4 batches end within; a schedule that goes on where it was; a seed by chance."""
     steps = {"max_train_steps": 6, "resolution": "96", "lr_scheduler": "cosine", "lr_warmup_steps": 2, "seed": None}
@@ -167,7 +188,7 @@ def test_resuming_after_step_3_equals_6_straight_steps(demo, shapes, tmp_path, s
     same_end(straight, resumed, 3)
 
 
-@pytest.mark.parametrize("script", RUNS)
+@pytest.mark.parametrize("script", [*RUNS, *RELATED])
 def test_samples_from_captions_need_no_prompt_file(demo, squares, tmp_path, monkeypatch, script):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
     values = {"max_train_steps": 1, "sample_from_captions": 1, "sample_at_first": True}

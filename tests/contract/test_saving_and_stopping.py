@@ -5,7 +5,7 @@ import pytest
 from library import families
 from library.demo.images import write_references
 from tests.contract.test_family import same_end
-from tests.training import RUNS, config_of, pictures, train
+from tests.training import RELATED, RUNS, config_of, pictures, train
 
 # Two steps an epoch, as one of the four images is held out.
 DATA = """[[datasets]]
@@ -40,7 +40,7 @@ def described(tmp_path_factory):
     return write
 
 
-@pytest.mark.parametrize("script", RUNS)
+@pytest.mark.parametrize("script", [*RUNS, *RELATED])
 def test_chosen_steps_are_saved_and_patience_ends_a_training_also_after_a_resume(demo, described, tmp_path, script):
     def run(folder, **values):
         options = {"train_data_dir": None, "dataset_config": described(script), "output_name": "m", **STILL, **SAVES}

@@ -163,6 +163,16 @@ def test_precision(tmp_path, precision, dtype):
     assert load_file(path)["ids"].dtype == torch.int64 and load_file(path)["w"].dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("files", "extension"), [(["a.safetensors"], ".safetensors"), (["a.safetensors", "model_index.json"], ""), ([], "")]
+)
+def test_a_model_from_a_folder_is_saved_like_what_is_in_it(tmp_path, files, extension):
+    for name in files:
+        (tmp_path / name).touch()
+    whole = config(tmp_path, SdxlTrain, pretrained_model_name_or_path=str(tmp_path))
+    assert paths.file_extension(whole) == extension
+
+
 @pytest.mark.parametrize("kind", ["pt", "ckpt"])
 def test_pickled_formats(tmp_path, kind):
     chosen = config(tmp_path, save_model_as=kind, output_name="m")

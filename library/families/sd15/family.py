@@ -40,7 +40,7 @@ class Sd15Family(UnetFamily):
         found = [*super().problems()]
         yield from found
         skip, path = self.config.model.clip_skip or 1, Path(self.config.model.pretrained_model_name_or_path or "")
-        layers = 0 if found or skip == 1 else _encoder_layers(path)
+        layers = 0 if found or skip == 1 else _encoder_layers(self.checkpoints.located(path))
         if layers and skip > layers:
             template = "must be at most {layers}, as this model's text encoder has no more layers, got {skip}"
             yield Problem("clip_skip", template, layers=layers, skip=skip, fix={"clip_skip": layers})

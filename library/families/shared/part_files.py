@@ -12,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
 from library.families.recognition import whole_model
-from library.families.shared import hub, scaled_weights, weights
+from library.families.shared import chosen_file, hub, scaled_weights, weights
 from library.families.shared.expected_tensors import IncompleteError, first_names
 from library.families.shared.known_files import UNKNOWN
 
@@ -51,17 +51,34 @@ class PartFiles:
         if hub.is_hub_id(base):
             return base
         whole = whole_model(Path(base))
-        return str(whole) if whole and self.within(whole, part) else None
+        try:
+            return str(whole) if whole and self.within(whole, part) else None
+        except ConfigError:
+            return str(whole)  # where `located` says why
 
     def within(self, folder: Path, part: str) -> Path | None:
-        """Return the path of a part in a folder: its sub-folder, a file with its usual name, or the folder itself."""
+        """Return the path of a part in a folder: in its sub-folder, the file that fits, or the folder itself.
+
+        Raises ConfigError if several files fit.
+        """
+        wanted = self._wanted(part)
         for pattern in self.parts[part].inside:
-            # macOS writes "._" files with metadata beside each file on foreign disks.
-            if matches := sorted(p for p in folder.glob(pattern) if not p.name.startswith("._")):
-                return matches[0]
-        models = [pattern for pattern in self.parts["denoiser"].inside if pattern.endswith(".safetensors")]
-        is_part_folder = any(folder.glob("*.safetensors*")) and not any(any(folder.glob(pattern)) for pattern in models)
-        return folder if is_part_folder else None
+            if not pattern.endswith(".safetensors") and (matches := sorted(folder.glob(pattern))):
+                return chosen_file.inside(matches[0], wanted)
+        candidates = chosen_file.checkpoints(folder)
+        if len(candidates) > 1:
+            return chosen_file.choose(folder, wanted, candidates)
+        if named := [path for path in candidates if _is_named(path, self.parts[part])]:
+            return named[0]
+        # A model alone is no folder of another part.
+        return folder if candidates and not _is_named(candidates[0], self.parts["denoiser"]) else None
+
+    def _wanted(self, part: str) -> chosen_file.Wanted:
+        definition, words = self.parts[part], self.words.get(part, ())
+        # Several transformers are models to choose from; the other parts go by their usual names.
+        usual = () if part == "denoiser" else definition.inside
+        words = (words,) if isinstance(words, str) else words
+        return chosen_file.Wanted(definition.option, definition.what, words, definition.marker, usual)
 
     def present(self, config: RunConfig, part: str) -> Path | None:
         return None if hub.is_hub_id(self.named(config, part) or "") else self.located(config, part)
@@ -78,6 +95,8 @@ class PartFiles:
             return path
         part_path = self.within(path, part)
         if part_path is None:
+            if len(chosen_file.checkpoints(path)) > 1:
+                raise chosen_file.none_fits(path, self._wanted(part))
             raise ConfigError(
                 Problem(
                     definition.option,
@@ -219,6 +238,10 @@ class PartFiles:
         return hub.unreachable_model(
             self.parts[part].option, name, lambda names: self.files_to_download(names, part), token
         )
+
+
+def _is_named(path: Path, part: Part) -> bool:
+    return any(fnmatch.fnmatch(path.name, pattern) for pattern in part.inside if pattern.endswith(".safetensors"))
 
 
 def pipeline(path: str | Path | None) -> str:

@@ -9,6 +9,7 @@ import psutil
 
 from library.config.problems import ConfigError
 from library.families.shared import weights
+from library.families.shared.folder_checkpoints import checkpoints
 
 PIECE_BYTES = 2**22  # of one read
 READER_THREADS = 4
@@ -61,6 +62,8 @@ def _file_pieces(path: Path, prefix: str, max_bytes: int) -> Iterator[tuple[Path
 def _largest_part_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return weights.files(path)
+    if len(checkpoints(path)) > 1:  # one of them, which their headers tell later
+        return []
     parts: dict[Path, list[Path]] = {}
     for file in path.rglob("*.safetensors"):
         parts.setdefault(file.parent, []).append(file)

@@ -13,10 +13,17 @@ from library.config.problems import ConfigError, Message, either
 from library.families import recognition
 from library.families.base import WeightPlacement
 from library.families.facts import FamilyFacts, Shapes
-from library.families.shared import autoencoder, clip, transfer, unet, weights
+from library.families.shared import autoencoder, chosen_file, clip, transfer, unet, weights
+from library.families.shared.chosen_file import Wanted
 from library.families.shared.single_file import SingleFile
 from library.families.shared.unet_names import Layout
 from library.families.shared.weights import Source
+
+CHANNELS = 4  # of latents
+MODEL_OPTION = "pretrained_model_name_or_path"
+VAE_FILE = Wanted(
+    "vae", "a VAE of Stable Diffusion", ("a VAE",), (autoencoder.VAE_MARKER,), ("vae.safetensors",), CHANNELS
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,23 @@ class UnetCheckpoints:
             )
             out += [name for name in names if name.startswith(f"{folder}/") and name.endswith(".json")]
         return [*out, *(["model_index.json"] if "model_index.json" in names else [])]
+
+    def located(self, path: Path) -> Path:
+        """Return the model of a path: in a folder that is none of diffusers', the single file that fits.
+
+        Raises ConfigError if several fit, or none of several does.
+        """
+        if not path.is_dir() or (path / "model_index.json").is_file() or any(map(Path.is_dir, self._places(path))):
+            return path
+        wanted = Wanted(MODEL_OPTION, self.whole, (self.whole,))
+        candidates = chosen_file.checkpoints(path)
+        chosen = chosen_file.choose(path, wanted, candidates)
+        if chosen is None and len(candidates) > 1:
+            raise chosen_file.none_fits(path, wanted)
+        return chosen or path
+
+    def _places(self, path: Path) -> list[Path]:
+        return [path / folder for folder in (*self.folders.values(), "transformer")]
 
     def open(self, path: Path, half: bool, mmap: bool, vae: str | None = None) -> OpenCheckpoint:
         """Open a single file or a diffusers folder. Raises ConfigError if a part is missing or foreign; the VAE may be
@@ -244,10 +268,17 @@ def canonical_tensors(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     }
 
 
+def located_vae(path: Path) -> Path:
+    """Return the VAE of --vae: a file, the folder of a VAE or a whole model, or in a folder of several files the one
+    that fits. Raises ConfigError if several fit, or none of several does.
+    """
+    inner = path / "vae"
+    return chosen_file.inside(inner if inner.is_dir() else path, VAE_FILE) if path.is_dir() else path
+
+
 def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
     """Read the VAE of --vae: a file in either layout, with or without a prefix, a VAE's folder, or a whole model's."""
-    folder = path / "vae" if (path / "vae").is_dir() else path
-    file = weights.Weights(weights.files(folder, "fp16" if half else None), mmap)
+    file = weights.Weights(weights.files(located_vae(path), "fp16" if half else None), mmap)
     if not any(name.endswith(autoencoder.VAE_MARKER) for name in file):
         raise recognition.wrong_kind_error(path, "a VAE")
     return autoencoder.vae_to_diffusers(file)

@@ -32,7 +32,7 @@ from library.families.shared import (
     weights,
 )
 from library.families.shared.unet import compute_dtype
-from library.families.shared.unet_checkpoint import UnetCheckpoints, read_vae
+from library.families.shared.unet_checkpoint import MODEL_OPTION, UnetCheckpoints, located_vae, read_vae
 from library.families.shared.unet_names import Layout
 from library.objectives.base import NoisedBatch
 from library.objectives.diffusion import Diffusion
@@ -121,7 +121,7 @@ class UnetFamily(ABC):
         """Yield the problems of this run's files; read headers only."""
         options, title = self.config.model, self.checkpoints.facts.title
         name, vae = options.pretrained_model_name_or_path or "", options.vae
-        option = f"--{unet_problems.MODEL_OPTION}"
+        option = f"--{MODEL_OPTION}"
         problems = []
         if problem := hub.missing_model(option, name, unet_problems.wanted_model(title)):
             problems = [problem]
@@ -163,6 +163,7 @@ class UnetFamily(ABC):
         model_path = Path(self.config.model.pretrained_model_name_or_path or "")
         if not model_path.exists():
             return {}
+        model_path = self.checkpoints.located(model_path)
         with weights.shapes_only():
             stored = self.checkpoints.open(model_path, half=False, mmap=True, vae=self.config.model.vae)
             shapes = {part: {n: tuple(t.shape) for n, t in read().items()} for part, read in stored.parts.items()}
@@ -179,10 +180,11 @@ class UnetFamily(ABC):
         options, half, checkpoints = self.config.model, dtype == torch.float16, self.checkpoints
         mmap = not options.disable_mmap_load_safetensors
         choose = functools.partial(checkpoints.wanted_files, half=half)
-        name, option = options.pretrained_model_name_or_path or "", f"--{unet_problems.MODEL_OPTION}"
-        model_path = hub.local(name, option, choose, self.token)
+        name, option = options.pretrained_model_name_or_path or "", f"--{MODEL_OPTION}"
+        model_path = checkpoints.located(hub.local(name, option, choose, self.token))
         stored = checkpoints.open(model_path, half, mmap, options.vae)
         place = hub.local(options.vae, "--vae", unet_problems.vae_files, self.token) if options.vae else None
+        place = located_vae(place) if place else None
         # A fine-tune saves the VAE, too, so it is read now: its file could be deleted meanwhile.
         vae = functools.partial(read_vae, place, half, mmap) if place else None
         if vae:

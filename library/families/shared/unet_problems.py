@@ -6,11 +6,8 @@ from pathlib import Path
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.families import recognition
 from library.families.shared import hub, scaled_weights, unet_tensors, weights
-from library.families.shared.unet_checkpoint import UnetCheckpoints
+from library.families.shared.unet_checkpoint import CHANNELS, MODEL_OPTION, UnetCheckpoints, located_vae
 from library.families.shared.unet_names import count_unet_blocks
-
-CHANNELS = 4  # latent channels
-MODEL_OPTION = "pretrained_model_name_or_path"
 
 
 def vae_files(names: Iterable[str]) -> list[str]:
@@ -25,6 +22,7 @@ def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str 
     """Return what is wrong with a local base model; `vae` replaces its VAE, which may then be missing."""
     title = checkpoints.facts.title
     try:
+        path = checkpoints.located(path)
         if path.is_file():
             other = _find_other_kind(checkpoints, path, vae) if path.suffix.lower() not in weights.PICKLED else None
             if problem := other or unet_tensors.incomplete_model(checkpoints, path, vae):
@@ -71,11 +69,12 @@ def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str 
         ):
             yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
     except ConfigError as e:
-        yield Problem(MODEL_OPTION, ": {why}", place="--", why=e.problems[0])
+        yield _said_of(MODEL_OPTION, e)
 
 
 def count_blocks(checkpoints: UnetCheckpoints, path: Path) -> dict[str, int]:
     """Return the number of blocks of each class in a valid model's U-Net; empty if no header contains it."""
+    path = checkpoints.located(path)
     files = weights.files(path / "unet" if path.is_dir() else path)
     names = [name for file in files if file.suffix == ".safetensors" for name in weights.header(file)]
     return count_unet_blocks(names if path.is_dir() else checkpoints.single.split_parts(names)[0]["denoiser"])
@@ -99,8 +98,8 @@ def find_vae_problems(vae: str, token: str | None, title: str) -> Iterator[Probl
     if hub.is_hub_id(vae):
         yield from [p for p in [hub.unreachable_model("--vae", vae, vae_files, token)] if p]
         return
-    path = Path(vae)
     try:
+        path = located_vae(Path(vae))
         if path.is_file() and path.suffix.lower() not in weights.PICKLED:
             shapes = weights.header(path)
             ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
@@ -130,4 +129,9 @@ def find_vae_problems(vae: str, token: str | None, title: str) -> Iterator[Probl
         if problem := unet_tensors.lacking_vae(path):
             yield Problem("vae", place="--", template=": {problem}", problem=problem)
     except ConfigError as e:
-        yield Problem("vae", place="--", template=": {why}", why=e.problems[0])
+        yield _said_of("vae", e)
+
+
+def _said_of(option: str, error: ConfigError) -> Problem:
+    why = error.problems[0]
+    return why if why.option == option else Problem(option, ": {why}", place="--", why=why)

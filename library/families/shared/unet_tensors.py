@@ -9,7 +9,7 @@ from library.families.shared import autoencoder, expected_tensors, weights
 from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
 from library.families.shared.unet import depths
-from library.families.shared.unet_checkpoint import UnetCheckpoints, read_vae
+from library.families.shared.unet_checkpoint import UnetCheckpoints, located_vae, read_vae
 from library.families.shared.unet_names import Layout
 
 EMBEDDING_LAYERS = f"{{linear_1,linear_2}}.{BOTH}"
@@ -92,8 +92,7 @@ def _expected_names(checkpoints: UnetCheckpoints, part: str, shapes: Shapes) -> 
 
 def lacking_vae(path: Path) -> Message | None:
     """Return a message about an incomplete VAE, None for a complete one."""
-    files = weights.files(path / "vae" if (path / "vae").is_dir() else path)
-    if not all(map(tells_shapes, files)):
+    if not all(map(tells_shapes, weights.files(located_vae(path)))):
         return None
     with weights.shapes_only():
         shapes = _shapes_of(read_vae(path, half=False, mmap=True))

@@ -364,13 +364,16 @@ def _present(path: Path) -> Path:
     return path
 
 
+USUAL_NAMES = ("diffusion_pytorch_model.", "model.", "diffusion_pytorch_model-", "model-")  # of diffusers, transformers
+
+
 def _main(folder: Path, variant: str | None) -> Path:
     """Return the file with the weights in a diffusers or transformers sub-folder. Raises ConfigError without one."""
     for mark in [f".{variant}", ""] if variant else ["", ".fp16"]:
         for pattern in (f"*.safetensors.index{mark}.json", f"*{mark}.safetensors.index.json", f"*{mark}.safetensors"):
-            matches = sorted(p for p in folder.glob(pattern) if mark or not re.search(r"\.fp16|non_ema", p.name))
+            matches = [p for p in folder.glob(pattern) if mark or not re.search(r"\.fp16|non_ema", p.name)]
             if matches:
-                return matches[0]
+                return min(matches, key=lambda path: (not path.name.startswith(USUAL_NAMES), path.name))
     for name in ("diffusion_pytorch_model.bin", "pytorch_model.bin"):
         if (folder / name).is_file():
             return folder / name
