@@ -15,7 +15,6 @@ def make_row_choices() -> Any:
     """Return inductor's heuristics but for rows that are kept."""
     from torch._inductor.choices import InductorChoices
     from torch._inductor.runtime.hints import ReductionHint
-    from torch._inductor.virtualized import V
 
     class RowChoices(InductorChoices):
         def uuid(self) -> str:
@@ -27,8 +26,7 @@ def make_row_choices() -> Any:
             if InductorChoices.should_use_persistent_reduction(features, cooperative_reduction):
                 return True
             across_rows = features.get_reduction_hint() in (ReductionHint.OUTER, ReductionHint.OUTER_TINY)
-            if cooperative_reduction or across_rows:
-                return False
-            return bool(V.graph.sizevars.statically_known_leq(features.reduction_numel, LONGEST_ROW))
+            length = features.reduction_numel  # an expression where sizes vary
+            return not cooperative_reduction and not across_rows and bool(length.is_number and length <= LONGEST_ROW)
 
     return RowChoices()
