@@ -163,14 +163,12 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
     module = config.network.module
     if module.startswith("networks."):
         return
-    package = module.split(".")[0]
-    if not packages.is_installed(package):
-        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.not_installed(package))
+    # The package first: in one that does not load no module is found.
+    if obstacle := packages.obstacle(module.split(".")[0]):
+        yield Problem("network_module", "{module} {absent}", module=module, absent=obstacle)
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)
-    elif error := packages.loading_failure(package) if package in packages.PACKAGE_NAMES else "":
-        yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
 def _is_module(network: object) -> bool:
