@@ -11,7 +11,7 @@ import io
 import logging
 import math
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
+from library.methods.small_files import unused_alphas
 
 
 class LycorisAdapters(TrainingMethod):
@@ -147,15 +148,6 @@ class LycorisAdapters(TrainingMethod):
             {"params": list(g["params"]), "lr": g.get("lr", optim.learning_rate), "name": name or f"group{i}"}
             for i, (g, name) in enumerate(zip(groups, names, strict=True))
         ]
-
-
-def unused_alphas(names: Collection[str]) -> set[str]:
-    """Return the alphas of LoKr adapters whose matrices are both whole: they have no rank, so readers ignore alpha.
-
-    LyCORIS writes network_dim there, which is huge if it was set to request whole matrices, and infinite in float16.
-    """
-    layers = (name.removesuffix(".alpha") for name in names if name.endswith(".alpha"))
-    return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
 
 
 def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
