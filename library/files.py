@@ -21,6 +21,10 @@ from library.config.problems import SURROGATES, ConfigError
 WINDOWS = os.name == "nt"
 DISK_FULL_ERRORS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+# safetensors reports errors of the disk as its own exception, with the system's number in the text.
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+NO_SPACE = 2**16  # bytes; a disk with less is full
+TORCH_WRITER = "inline_container.cc"  # where PyTorch finds that a file was not written whole
 # On a shared disk, process ids say something only about files of the same computer.
 HOST_MARK = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
 UNFINISHED = re.compile(
@@ -164,7 +168,7 @@ def need_space(path: str | Path, size: int) -> None:
     """Raise ConfigError unless `size` bytes (and a little more) fit where `path` will be."""
     free = free_space(path)
     if free < size + 2**20:
-        raise ConfigError(
+        raise UnwritableError(
             "not enough disk space for {path}: {bytes} needed, {free} free",
             path=path,
             bytes=size_text(size),
@@ -172,27 +176,53 @@ def need_space(path: str | Path, size: int) -> None:
         )
 
 
+class UnwritableError(ConfigError):
+    """A file that cannot be written where it should be: the disk is full, away or read-only."""
+
+
 @contextlib.contextmanager
 def clear_errors(path: str | Path) -> Iterator[None]:
     """Convert "no space left", "permission denied" and the like into one sentence about `path`."""
     try:
         yield
-    except OSError as e:
-        if e.errno in DISK_FULL_ERRORS or getattr(e, "winerror", None) in FULL_ON_WINDOWS:
-            raise ConfigError(
-                "the disk is full: cannot write {path} ({free} free)", path=path, free=size_text(free_space(path))
-            ) from e
-        if e.errno == errno.ENAMETOOLONG:
-            raise ConfigError("cannot write {path}: the name is too long for this disk; shorten it", path=path) from e
-        if isinstance(e, PermissionError) or e.errno == errno.EROFS:
-            raise ConfigError(
-                "cannot write {path}: no permission; choose another folder or change its rights", path=path
-            ) from e
-        if isinstance(e, FileExistsError | NotADirectoryError):
-            raise ConfigError("cannot write {path}: a file has the name of its folder", path=path) from e
-        if isinstance(e, FileNotFoundError):  # a missing drive, or a parent that is no folder
-            raise ConfigError("cannot write {path}: its folder cannot be made", path=path) from e
+    except ConfigError:
         raise
+    except Exception as e:
+        if not (template := _disk_problem(e, path)):
+            raise
+        free = {"free": size_text(free_space(path))} if "{free}" in template else {}
+        raise UnwritableError(template, path=path, **free) from e
+
+
+def _disk_problem(error: Exception, path: str | Path) -> str:
+    """Return a template about the disk's error, "" if the error has another cause."""
+    number, on_windows = getattr(error, "errno", None), getattr(error, "winerror", None)
+    if match := SYSTEM_ERROR.search(str(error)):
+        number, on_windows = int(match[1]), int(match[1]) if WINDOWS else None
+    if number in DISK_FULL_ERRORS or on_windows in FULL_ON_WINDOWS:
+        return "the disk is full: cannot write {path} ({free} free)"
+    if number == errno.ENAMETOOLONG:
+        return "cannot write {path}: the name is too long for this disk; shorten it"
+    if number == errno.EFBIG:
+        return "cannot write {path}: the file is too large for this disk; choose a folder on another disk"
+    if isinstance(error, PermissionError) or number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "cannot write {path}: no permission; choose another folder or change its rights"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "cannot write {path}: a file has the name of its folder"
+    if isinstance(error, FileNotFoundError):  # a missing drive, or a parent that is no folder
+        return "cannot write {path}: its folder cannot be made"
+    return _unexplained_problem(error, path) if number is None else ""
+
+
+def _unexplained_problem(error: Exception, path: str | Path) -> str:
+    """Return the same for an error of NumPy, Pillow or PyTorch, which do not say why a file could not be written."""
+    if isinstance(error, OSError | RuntimeError):
+        with contextlib.suppress(OSError):
+            if free_space(path) < NO_SPACE:
+                return "the disk is full: cannot write {path} ({free} free)"
+    if TORCH_WRITER in str(error):
+        return "cannot write {path}: the disk did not take all of it; make room, or choose a folder on another disk"
+    return ""
 
 
 def _write_content(temporary: Path, content: bytes | str | Callable[[Path], object]) -> None:

@@ -82,6 +82,14 @@ def broken(module: str, error: str) -> Message:
     return Message(template, package=package_name(module), error=error, command=install_command(module, again=True))
 
 
+def obstacle(module: str) -> Message | None:
+    """Return the end of a sentence about a package that is missing or does not load; None if it works."""
+    if not is_installed(module):
+        return not_installed(module)
+    error = loading_failure(module) if module in PACKAGE_NAMES else ""
+    return broken(module, error) if error else None
+
+
 def loading_failure(module: str) -> str:
     """Return why an installed package does not load, "" if it does, without loading it in this process.
 

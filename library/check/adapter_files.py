@@ -53,6 +53,19 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
                 yield from _find_other_ranks(stored, config)
 
 
+def find_damaged_values(config: RunConfig) -> Iterator[Problem]:
+    """Yield files with NaN or infinity that nothing else reads before the training: LyCORIS has its own reader of
+    network_weights, and a LoRA for samples is no part of the model.
+    """
+    for option, path in _existing_files(config):
+        is_lycoris = isinstance(config, AdapterRun) and not config.network.module.startswith("networks.")
+        if option == "sample_lora" or (option == "network_weights" and is_lycoris):
+            try:
+                small_files.read_tensors(path, "a LoRA file", option)
+            except ConfigError as e:
+                yield from e.problems
+
+
 def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
     """Yield files trained for another variant of the model, whose layers have the same names."""
     facts, own_version = families.facts_of(config.family), families.family_for(config).base_model_version

@@ -168,7 +168,7 @@ def evaluate(
 def _stages(
     config: RunConfig, images: data.Check, unreachable: Sequence[Problem], failed: Mapping[str, bool]
 ) -> dict[str, Callable[[], Iterable[MessageLike]]]:
-    """Return the checks in the order of their reports. The caller adds to `failed` while it runs them, as the last two
+    """Return the checks in the order of their reports. The caller adds to `failed` while it runs them, as the last ones
     depend on earlier ones.
     """
     return {
@@ -188,6 +188,7 @@ def _stages(
         "other adapters": lambda: adapter_files.find_adapter_problems(config),
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
+        "values": lambda: [] if failed["other adapters"] else adapter_files.find_damaged_values(config),
         "fit": lambda: [] if any(map(failed.get, FITTED)) else _find_mismatches(config, failed),
     }
 

@@ -96,6 +96,8 @@ def hold_output_name(config: RunConfig) -> Iterator[None]:
                 raise ConfigError(*written)
             yield
         finally:
-            # While it is held, so that nobody's lock is removed; Windows removes it itself.
+            # While it is held, so that nobody's lock is removed; Windows removes it itself. Where the disk is away, how
+            # the training ended counts.
             if holds_lock and os.name != "nt":
-                lock_file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    lock_file.unlink()

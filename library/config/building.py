@@ -12,6 +12,7 @@ from library.config.schema import option_values, options_of, section_options
 from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
+COMMAND_FLAGS = ("config_file", "output_config")  # sd-scripts ignores them in a file
 MAX_FIX_CHAIN = 4  # maximum rules that a fix may break in sequence
 
 
@@ -205,6 +206,9 @@ def _resolve(
         problems.append(
             Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=this_script)
         )
+    elif name in COMMAND_FLAGS:
+        template = "is a flag of the command: a file cannot name another; write the options of that file into this one"
+        problems.append(Problem(name, template, place=place))
     else:
         problems.append(
             Problem(

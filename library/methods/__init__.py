@@ -73,8 +73,9 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
         yield from lllite.find_lllite_problems(config)
     if not isinstance(config, AdapterRun):
         return
-    if config.precision.nf4_denoiser and not packages.is_installed("bitsandbytes"):
-        yield Problem("base_bits", "{why}", why=packages.not_installed("bitsandbytes"))
+    if config.precision.nf4_denoiser and (obstacle := packages.obstacle("bitsandbytes")):
+        template = "{why}; or set int8_base in its place, which takes twice the memory"
+        yield Problem("base_bits", template, why=obstacle, fix={"base_bits": None, "int8_base": True})
     yield from network_args.find_network_args_problems(config)
     yield from lycoris.find_lycoris_problems(config)
     files = {"network_weights": config.network.network_weights}

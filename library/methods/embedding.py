@@ -58,7 +58,9 @@ class LearnedWords(FrozenBaseMethod):
 
 def attach_words(components: ModelComponents, family: Family, config: EmbeddingRun) -> LearnedWords:
     """Add the new words to the tokenizers and their vectors to the text encoders. The model must be frozen already."""
-    file_vectors = read_tensors(config.embedding.weights, "an embedding file") if config.embedding.weights else None
+    file_vectors = (
+        read_tensors(config.embedding.weights, "an embedding file", "weights") if config.embedding.weights else None
+    )
     layers = {}
     for name, encoder in components.encoders.items():
         input_embedding, tokenizer = _input_embedding(encoder), components.tokenizers[name]

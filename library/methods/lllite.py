@@ -78,7 +78,7 @@ class LLLite(FrozenBaseMethod):
 
     def load(self, path: str) -> None:
         """Load a file. Raises ConfigError if its layers or sizes differ."""
-        tensors, parameters = read_tensors(path, "a LLLite file"), self.named()
+        tensors, parameters = read_tensors(path, "a LLLite file", "network_weights"), self.named()
         differing = sorted(
             name
             for name in tensors.keys() | parameters.keys()

@@ -1,7 +1,7 @@
 """Read LoRA files for a network: tensors by adapter, and the adapters that do not fit the network."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from library.adapter_files import adapters as adapter_files
 from library.adapter_files.names import DOWN, UP
-from library.adapter_files.storage import is_finite
-from library.config.problems import ConfigError, Message, Problem, counted
-from library.methods.small_files import read_tensors
+from library.config.problems import ConfigError, Message, Problem
+from library.methods.small_files import read_tensors, read_unchecked, refuse_damaged
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +49,15 @@ def report_unmatched(option: str, path: Any, unmatched: Unmatched, num_adapters:
         log.warning("%s %s: %s", option, path, unmatched)
 
 
-def file_of(path: str | Path, family: str) -> dict[str, Tensor]:
+def file_of(path: str | Path, family: str, read: Callable[..., dict[str, Tensor]] = read_tensors) -> dict[str, Tensor]:
     """Return the tensors of a LoRA file for a family, .safetensors, .pt or .ckpt, by kohya's names.
 
     Files of diffusers (PEFT) and of ComfyUI's module tree are renamed; if they have separate adapters for the parts of
-    a layer of FLUX.1, the rank is the sum of the parts'. Raises ConfigError if the file is missing or no LoRA file.
+    a layer of FLUX.1, the rank is the sum of the parts'. Raises ConfigError if the file is missing, damaged or no LoRA
+    file.
     """
     path = Path(path)
-    tensors = read_tensors(path, "a LoRA file")
+    tensors = read(path, "a LoRA file")
     return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
 
 
@@ -65,7 +65,7 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
     """Return the tensors of a plain LoRA file, as `file_of`. Raises ConfigError for adapters of another kind, and for a
     damaged file: with half of an adapter, or with NaN or infinity.
     """
-    tensors = file_of(path, family)
+    tensors = file_of(path, family, read_unchecked)  # values below, as here alphas count as well
     for key in tensors:
         if kind := adapter_files.other_kind(key):
             raise ConfigError(
@@ -82,11 +82,7 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
         if len(missing) == 1:
             why = Message(adapter_files.HALF, name=name, matrix=missing[0])
             raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
-    if broken := [key for key, tensor in tensors.items() if not is_finite(tensor)]:
-        template = ": {path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
-        raise ConfigError(
-            Problem(option, template, path=path, tensor=broken[0], tensors=counted(len(broken), "tensor"))
-        )
+    refuse_damaged(tensors, path, option)
     return tensors
 
 

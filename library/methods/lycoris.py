@@ -11,7 +11,7 @@ import io
 import logging
 import math
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
 from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
 from library.methods.lycoris_presets import known_presets
+from library.methods.small_files import unused_alphas
 
 
 class LycorisAdapters(TrainingMethod):
@@ -149,28 +150,17 @@ class LycorisAdapters(TrainingMethod):
         ]
 
 
-def unused_alphas(names: Collection[str]) -> set[str]:
-    """Return the alphas of LoKr adapters whose matrices are both whole: they have no rank, so readers ignore alpha.
-
-    LyCORIS writes network_dim there, which is huge if it was set to request whole matrices, and infinite in float16.
-    """
-    layers = (name.removesuffix(".alpha") for name in names if name.endswith(".alpha"))
-    return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
-
-
 def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
     """Yield a problem if the package of the network module is missing or cannot be used."""
     module = config.network.module
     if module.startswith("networks."):
         return
-    package = module.split(".")[0]
-    if not packages.is_installed(package):
-        yield Problem("network_module", "{module} {absent}", module=module, absent=packages.not_installed(package))
+    # The package first: in one that does not load no module is found.
+    if obstacle := packages.obstacle(module.split(".")[0]):
+        yield Problem("network_module", "{module} {absent}", module=module, absent=obstacle)
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)
-    elif error := packages.loading_failure(package) if package in packages.PACKAGE_NAMES else "":
-        yield Problem("network_module", "{module} {broken}", module=module, broken=packages.broken(package, error))
 
 
 def _is_module(network: object) -> bool:

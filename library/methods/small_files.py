@@ -1,20 +1,49 @@
 """Files of weights trained beside a model: their tensors, whatever program wrote them."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from library.adapter_files.storage import is_finite
 from library.config import environment
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Message, Problem, counted
 
 
-def read_tensors(path: str | Path, what: str) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors, .pt or .ckpt file by name. Raises ConfigError if it is missing, or not
-    `what`.
+def read_tensors(path: str | Path, what: str, option: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a .safetensors, .pt or .ckpt file by name. Raises ConfigError if it is missing, not `what`,
+    or holds NaN or infinity, then about the option that names it.
     """
+    tensors = read_unchecked(path, what)
+    unused = unused_alphas(tensors)
+    refuse_damaged({name: value for name, value in tensors.items() if name not in unused}, path, option)
+    return tensors
+
+
+def refuse_damaged(tensors: Mapping[str, Any], path: str | Path, option: str = "") -> None:
+    """Raise ConfigError if a tensor of a file has NaN or infinity."""
+    values = ((name, value) for name, value in tensors.items() if isinstance(value, Tensor))
+    if broken := [name for name, value in values if not is_finite(value)]:
+        template = "{path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
+        problem = Message(template, path=path, tensor=broken[0], tensors=counted(len(broken), "tensor"))
+        raise ConfigError(Problem(option, ": {problem}", problem=problem) if option else problem)
+
+
+def unused_alphas(names: Collection[str]) -> set[str]:
+    """Return the alphas of LoKr adapters whose matrices are both whole: they have no rank, so readers ignore alpha.
+
+    LyCORIS writes network_dim there, which is huge if it was set to request whole matrices, and infinite in float16.
+    """
+    layers = (name.removesuffix(".alpha") for name in names if name.endswith(".alpha"))
+    return {f"{layer}.alpha" for layer in layers if f"{layer}.lokr_w1" in names and f"{layer}.lokr_w2" in names}
+
+
+def read_unchecked(path: str | Path, what: str) -> dict[str, Tensor]:
+    """Return the same without a look at the values."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError("{path} does not exist", path=path)
@@ -36,7 +65,7 @@ def tensor_names_of(path: str | Path) -> set[str]:
     """Return the tensor names of such a file; of .safetensors from its header alone. Raises ConfigError as above."""
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
-        return set(read_tensors(path, "a file of tensors"))
+        return set(read_unchecked(path, "a file of tensors"))
     try:
         with safe_open(path, "pt") as file:
             return set(file.keys())

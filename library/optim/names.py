@@ -80,11 +80,7 @@ def optimizer_spec(name: str) -> OptimizerSpec:
 
 def package_problem(name: str) -> MessageLike:
     """Return why an optimizer's package cannot be used, without importing it; "" if it can."""
-    package = optimizer_spec(name).package
-    if not packages.is_installed(package):
-        return packages.not_installed(package)
-    error = packages.loading_failure(package) if package in packages.PACKAGE_NAMES else ""
-    return packages.broken(package, error) if error else ""
+    return packages.obstacle(optimizer_spec(name).package) or ""
 
 
 def working_optimizer(name: str) -> str:

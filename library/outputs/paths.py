@@ -18,8 +18,8 @@ from library.config.sections import AdapterRun, FullSave, Save
 from library.families.shared.folder_checkpoints import checkpoints
 from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
 from library.methods import TrainingMethod
-from library.methods.lycoris import unused_alphas
 from library.methods.sharding import collected
+from library.methods.small_files import unused_alphas
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,11 @@ class Trackers:
         names = {"all": ("tensorboard", "wandb"), None: ("tensorboard",)}.get(log.log_with, (log.log_with,))
         self._network = config.adapters
         self._last: JsonMapping = {}
-        self._board = self._open_board(config) if "tensorboard" in names and log.logging_dir else None
-        self._wandb = self._open_wandb(config, folder) if "wandb" in names else None
+        self._board = self._wandb = None
+        if "tensorboard" in names and log.logging_dir:
+            self._board = self._opened("TensorBoard", lambda: self._open_board(config))
+        if "wandb" in names:
+            self._wandb = self._opened("Weights & Biases", lambda: self._open_wandb(config, folder))
 
     @property
     def open(self) -> bool:
@@ -95,6 +98,12 @@ class Trackers:
         except Exception as error:
             self._wandb = None
             self._failed("Weights & Biases", error)
+
+    def _opened(self, tracker: str, opening: Callable[[], Any]) -> Any:
+        try:
+            return opening()
+        except Exception as error:
+            self._failed(tracker, error)
 
     def _failed(self, tracker: str, error: Exception) -> None:
         logger.debug("logging failed", exc_info=True)

@@ -89,7 +89,8 @@ def end_of_run(facts: Mapping[str, object]) -> JsonObject:
     state, name = str(facts.get("state")), str(facts.get("output_name") or facts.get("id") or "")
     step, total, why = facts.get("step"), facts.get("total_steps"), without_paths(facts.get("error") or "")
     started, ended, latest = facts.get("started"), facts.get("ended"), facts.get("latest")
-    timed = isinstance(started, int | float) and isinstance(ended, int | float)
+    # A clock that was set back in the meantime says nothing.
+    timed = isinstance(started, int | float) and isinstance(ended, int | float) and ended >= started
     loss = latest.get("avr_loss") if isinstance(latest, Mapping) else None
     words = {
         "finished": "{name} has finished, after step {step} of {total}.",

@@ -35,8 +35,9 @@ class Journal:
     def __init__(self, config: RunConfig, world: World, seed: int, began: float = 0) -> None:
         """`began` is the start of the process in seconds since 1970; by default now."""
         self._config, self._world = config, world
-        # Finished phases before the first step, and when they ended.
-        self._marks: list[tuple[MessageLike, float]] = [("", began or time.time())]
+        # Finished phases before the first step, and when they ended, by a clock that nobody sets.
+        start = time.monotonic() - max(time.time() - began, 0.0) if began else time.monotonic()
+        self._marks: list[tuple[MessageLike, float]] = [("", start)]
         self.record: Record | None = None
         if world.main:
             options = changed(config, secrets=True)  # the record removes secrets from all that it writes
@@ -138,7 +139,7 @@ class Journal:
         self.requests.check()
 
     def mark(self, done: MessageLike) -> None:
-        self._marks.append((done, time.time()))
+        self._marks.append((done, time.monotonic()))
 
     def ready(self) -> None:
         """Print how the time before the first step was spent."""
@@ -191,7 +192,7 @@ class Journal:
     def previewed(self, step: int, pictures: int, seconds: float) -> None:
         """Report the time that a set of samples took, and what all of them have cost so far."""
         total = self._previews = self._previews[0] + pictures, self._previews[1] + seconds
-        share = min(total[1] / max(time.time() - self._began, 1e-3), 1.0)
+        share = min(total[1] / max(time.monotonic() - self._began, 1e-3), 1.0)
         self.event("preview", step=step, pictures=pictures, seconds=round(seconds, 3), share=round(share, 4))
         self.note(previews={"pictures": total[0], "seconds": round(total[1], 3), "share": round(share, 4)})
         self.say(f"{counted(pictures, 'picture')} in {seconds:.1f} s; samples took {share:.0%} of the training so far")

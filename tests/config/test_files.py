@@ -1,6 +1,7 @@
 """Files are there whole or not at all."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from library import files
 from library.config.problems import ConfigError
-from library.files import free_space, need_space, write_atomic
+from library.files import UnwritableError, free_space, need_space, write_atomic
+from tests.source import ROOT
 
 
 def test_bytes_text_and_functions(tmp_path):
@@ -58,6 +61,11 @@ def test_failure_leaves_what_was_there(tmp_path, existing):
     [
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full: cannot write"),
         (PermissionError(errno.EACCES, "denied"), "no permission; choose another folder"),
+        (OSError(errno.EFBIG, "File too large"), "the file is too large for this disk"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full: cannot write"),
+        (SafetensorError("I/O error: File too large (os error 27)"), "the file is too large for this disk"),
+        (SafetensorError("I/O error: Read-only file system (os error 30)"), "no permission; choose another folder"),
+        (RuntimeError("[enforce fail at inline_container.cc:672]"), "the disk did not take all of it"),
     ],
 )
 def test_disk_errors_are_sentences(tmp_path, error, words):
@@ -66,7 +74,30 @@ def test_disk_errors_are_sentences(tmp_path, error, words):
 
     with pytest.raises(ConfigError, match=words) as e:
         write_atomic(tmp_path / "a.bin", fails)
-    assert str(tmp_path / "a.bin") in str(e.value)
+    assert str(tmp_path / "a.bin") in str(e.value) and isinstance(e.value, UnwritableError)
+
+
+@pytest.mark.parametrize("error", [OSError("encoder error -2"), OSError("7 requested and 3 written"), RuntimeError()])
+def test_an_error_without_reason_on_a_full_disk_is_one_of_the_disk(tmp_path, monkeypatch, error):
+    def fails(temporary):
+        raise error
+
+    with pytest.raises(type(error)):
+        write_atomic(tmp_path / "a.bin", fails)
+    monkeypatch.setattr(files, "free_space", lambda place: 0)
+    with pytest.raises(UnwritableError, match=r"the disk is full: cannot write .*a\.bin"):
+        write_atomic(tmp_path / "a.bin", fails)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows limits no file sizes")
+def test_whatever_writes_a_file_has_a_sentence_for_a_disk_that_takes_only_a_part(tmp_path):
+    """One process for all writers, as the limit of a file's size holds for its whole process."""
+    code = "import sys; from tests.config import limited_writers; limited_writers.main(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said) > 7 and all(kind == "UnwritableError" for kind in said.values()), said
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_where_a_folder_should_be(tmp_path):

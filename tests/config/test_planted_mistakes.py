@@ -80,6 +80,11 @@ SETTINGS = {
         (SDXL, "console_log_level = 'LOUD'", "console_log_level must be one of"),
     ],
     "typo": [
+        (
+            SDXL,
+            "config_file = 'other.toml'",
+            "a file cannot name another; write the options of that file into this one",
+        ),
         (SDXL, "lerning_rate = 1", "lerning_rate is not an option (did you mean learning_rate"),
         (SDXL, "network-dim = 4", "network-dim is not an option (did you mean network_dim"),
         (SDXL, "Network_Dim = 4", "Network_Dim is not an option (did you mean network_dim"),

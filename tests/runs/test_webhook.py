@@ -55,6 +55,12 @@ def test_an_end_is_told_once_without_paths_and_the_address_is_in_no_record(liste
     assert keys.webhook_file().stat().st_mode & 0o077 == 0 or registry.os.name == "nt"
 
 
+def test_a_clock_that_was_set_back_gives_no_time():
+    facts = {"state": "finished", "output_name": "cat", "started": 100.0}
+    assert webhook.end_of_run({**facts, "ended": 102.5})["seconds"] == 2.5
+    assert webhook.end_of_run({**facts, "ended": 40.0})["seconds"] is None
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_a_loss_that_is_no_number_is_sent_as_json_has_it(loss):
     facts = {"state": "failed", "output_name": "cat", "latest": {"avr_loss": loss}, "started": 1.0, "ended": loss}

@@ -283,7 +283,7 @@ def test_prompt_cache_has_a_limit_and_keeps_prompts_of_one_request():
 # ---- trackers
 
 
-@pytest.mark.parametrize("at", ["first", "middle", "last", "picture", "end"])
+@pytest.mark.parametrize("at", ["beginning", "first", "middle", "last", "picture", "end"])
 def test_a_tracker_that_fails_ends_with_one_warning(at, tmp_path, monkeypatch):
     from types import SimpleNamespace
 
@@ -299,7 +299,12 @@ def test_a_tracker_that_fails_ends_with_one_warning(at, tmp_path, monkeypatch):
         if at == "end":
             raise ConnectionError("the wire is cut")
 
-    client = SimpleNamespace(init=lambda **_: SimpleNamespace(log=log, finish=finish), Image=lambda picture: picture)
+    def init(**_):
+        if at == "beginning":
+            raise ConnectionError("the wire is cut")
+        return SimpleNamespace(log=log, finish=finish)
+
+    client = SimpleNamespace(init=init, Image=lambda picture: picture)
     monkeypatch.setitem(sys.modules, "wandb", client)
     log_options = SimpleNamespace(
         log_with="wandb",
@@ -317,3 +322,13 @@ def test_a_tracker_that_fails_ends_with_one_warning(at, tmp_path, monkeypatch):
         trackers.validated("step", step, 1.0, 0.0)
     trackers.close()
     assert len(said) == 1 and "Weights & Biases" in str(said[0]) and "the wire is cut" in str(said[0])
+
+
+def test_curves_that_cannot_be_begun_end_no_training(tmp_path):
+    """Where logging_dir is a file."""
+    (tmp_path / "logs").touch()
+    said, log_options = [], SimpleNamespace(log_with=None, logging_dir=str(tmp_path / "logs"), log_prefix=None)
+    log_options.log_tracker_name, log_options.log_config = None, False
+    trackers = Trackers(SimpleNamespace(log=log_options, adapters=True), tmp_path, said.append)
+    assert not trackers.open and len(said) == 1 and "nothing more is logged to TensorBoard" in str(said[0])
+    trackers.close()

@@ -173,12 +173,30 @@ def test_a_user_s_own_config_is_refused_and_not_changed(demo, squares, home, mon
     assert "which does not load here (OSError: no library)" in said[0] and "set optimizer_type = AdamW" in said[0]
 
 
-def test_lycoris_that_is_not_there_names_the_command(home, monkeypatch):
+# Options besides optimizer_type that need a package: the package, values that use it, and what is proposed instead.
+NEEDED = {
+    "network_module": ("lycoris", {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}, {}),
+    "base_bits": ("bitsandbytes", {"base_bits": 4, "mixed_precision": "bf16"}, {"base_bits": None, "int8_base": True}),
+}
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["missing", "broken"])
+@pytest.mark.parametrize("option", NEEDED)
+def test_each_option_that_needs_a_package_names_the_command_before_the_training(option, broken, tmp_path, monkeypatch):
     from library import methods
 
-    hide(monkeypatch, "lycoris")
-    said = list(methods.find_method_problems(lora(network_module="lycoris.kohya", network_args=["algo=lokr"])))
-    assert f"needs a package that is not installed: {packages.install_command('lycoris')}" in str(said[0])
+    package, values, fix = NEEDED[option]
+    config = lora(**values)
+    if broken:
+        spoil(monkeypatch, tmp_path, package, "OSError('no library')")
+    else:
+        hide(monkeypatch, package)
+    (said,) = methods.find_method_problems(config)
+    reason = "which does not load here (OSError: no library)" if broken else "needs a package that is not installed"
+    assert said.option == option and reason in str(said) and said.fix == fix
+    assert packages.install_command(package, again=broken) in str(said)
+    if fix:
+        assert not list(methods.find_method_problems(lora(**values | fix)))
 
 
 # ---- who says so

@@ -1,7 +1,10 @@
 """What samples cost: counted by the check in time and memory, kept in the run's record, and shown in the panel."""
 
+import itertools
 import json
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from library.check.estimate import MemoryEstimate
 from library.config.building import replace_options
 from library.runs import bundle, layout, reader
 from library.sampling import caption_prompts
+from library.train import journal
 from library.train.step.clock import Clock
 from tests.training import SCRIPTS, config_of, train
 
@@ -40,6 +44,16 @@ def test_the_record_keeps_the_pictures_and_the_panel_shows_their_cost(demo, squa
         f"2 pictures in {events[-1]['seconds']:.1f} s; samples took {events[-1]['share']:.0%} of the training" in shown
     )
     assert bundle.EVENTS["preview"] == ("step", "pictures", "seconds", "share") and "previews" in bundle.BUNDLED_FACTS
+
+
+def test_a_clock_that_is_set_back_changes_no_share(demo, tmp_path, squares, prompts, monkeypatch):
+    """By a day before each reading."""
+    days = itertools.count()
+    clock = SimpleNamespace(time=lambda: time.time() - 86400 * next(days), monotonic=time.monotonic)
+    monkeypatch.setattr(journal, "time", clock)
+    values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 2}
+    made = train(config_of(demo, "flux_train_network", sample_prompts=prompts, sample_every_n_steps=1, **values))
+    assert all(0 < event["share"] < 1 for event in made.events("preview"))
 
 
 @pytest.mark.parametrize("damaged", [{}, {"pictures": 2}, {"pictures": "x", "seconds": 1, "share": 0.1}])

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from library.config.problems import ConfigError, Message, MessageLike
 from library.data.images import ImageSet
-from library.files import free_space
+from library.files import free_space, size_text
 from library.optim import optimizers
 from library.outputs import paths, verify
 from library.outputs.dataset_stats import dataset_stats
@@ -15,9 +15,12 @@ from library.outputs.metadata import MetadataBuilder
 from library.train import errors
 from library.train.journal import Journal
 from library.train.saving import resume_state
+from library.train.saving.full_disk import Writing
 from library.train.saving.state_files import State
 from library.train.step.lost_seconds import SAVING_STATES
 from library.train.training import Training
+
+By = Callable[[Path, Callable[[Path], None]], bool | None]  # a method of `Writing`
 
 
 class Checkpointer:
@@ -29,6 +32,7 @@ class Checkpointer:
         self._names, self._backups = paths.output_names(config), Backups(paths.output_names(config), training.journal)
         self._chosen = frozenset(config.save.save_at_steps)
         self._every_epochs = paths.every_n_epochs(config, clock.epochs)
+        self._writing = Writing(training.journal)
         self._shapes: verify.Shapes = {}
         self._saved_at = 0  # step of the last state
         self._finished = False  # whether the final file is saved
@@ -88,9 +92,10 @@ class Checkpointer:
             self._final()
         if self._journal.requests.stopping and self._saved_at != self._training.clock.step:
             self._check()
-            self._save_state(self._names.state())
+            self._save_state(self._names.state(), self._writing.last_state)
         self._journal.upload_saved()
         self._journal.process_watch.leave()
+        self._writing.check()
         if self._training.world.main:
             self._backups.discard()
         self._journal.say(f"Saved {self._names.last}")
@@ -101,8 +106,8 @@ class Checkpointer:
         options = self._config.save
         self._check()
         if options.save_state or options.save_state_on_train_end or self._journal.requests.stopping:
-            self._save_state(self._names.state())
-        self._save_file(self._names.last)
+            self._save_state(self._names.state(), self._writing.last_state)
+        self._save_file(self._names.last, self._writing.result)
         self._finished, self._journal.completed = True, self._training.clock.done
 
     def _keep(self, **when: int) -> None:
@@ -116,13 +121,14 @@ class Checkpointer:
             epoch, every_epochs = when["epoch"], self._every_epochs
             path, old = self._names.epoch(epoch), paths.outdated_epoch(config, epoch, period=every_epochs)
             old_state = paths.outdated_epoch(config, epoch, state=True, period=every_epochs)
-        self._save_file(path)
-        if config.save.save_state:
-            self._save_state(self._names.state(**when))
-        if self._training.world.main:
-            for path in (old, old and self._names.average(old), old_state if config.save.save_state else None):
-                self._journal.uploads.wait_for(path)
-                paths.remove_outdated(path)
+        outdated: list[Path | None] = []  # of which the newer one is saved
+        if self._save_file(path):
+            outdated += [old, old and self._names.average(old)]
+        if config.save.save_state and self._save_state(self._names.state(**when)):
+            outdated.append(old_state)
+        for path in outdated if self._training.world.main else ():
+            self._journal.uploads.wait_for(path)
+            paths.remove_outdated(path)
 
     def _check(self) -> None:
         """Raise before saving if a loss or the weights are not finite."""
@@ -133,27 +139,32 @@ class Checkpointer:
         if problems := [*filter(None, training.world.gather(why))]:  # each process has checked its own shards
             raise ConfigError(problems[0])
 
-    def _save_file(self, path: Path) -> None:
-        updates = self._training.updates
+    def _save_file(self, path: Path, by: By | None = None) -> bool:
+        """Save the file and its average by a method of `Writing`; return whether both are there."""
+        updates, by = self._training.updates, by or self._writing.during
         self._journal.phase(Message("saving"))
         with optimizers.averaged(updates.raw_optimizer):
-            self._by_main(lambda: self._write(path))
+            saved = self._by_main(lambda: by(path, self._write))
         period = self._config.optim.ema_every_n_steps
         if self._config.optim.ema_decay and self._training.clock.step < period:
             self._journal.warn(Message(NOT_AVERAGED, file=self._names.average(path).name, every=period))
         elif self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():
-                self._by_main(lambda: self._write(self._names.average(path)))
+                saved &= self._by_main(lambda: by(self._names.average(path), self._write))
         self._training.world.wait_for_everyone()
+        return saved
 
-    def _by_main(self, write: Callable[[], None]) -> None:
-        """Let the first process write; with a sharded model the other processes send it their shards."""
+    def _by_main(self, write: Callable[[], bool | None]) -> bool:
+        """Let the first process write, and return False if `write` does; with a sharded model the other processes send
+        it their shards.
+        """
         main, shards = self._training.world.main, self._training.method.shards
         if main:
             with shards.collecting() if shards else self._journal.process_watch.not_needed():
-                write()
+                return write() is not False
         elif shards:
             shards.serve()
+        return True
 
     def _write(self, path: Path) -> None:
         clock, method = self._training.clock, self._training.method
@@ -172,29 +183,34 @@ class Checkpointer:
             )
         self._journal.saved(path, clock.step, **verification)
 
-    def _save_state(self, folder: Path | None) -> None:
-        """Save a state to resume from; without a folder, as the backup that replaces the previous one."""
+    def _save_state(self, folder: Path | None, by: By | None = None) -> bool:
+        """Save a state to resume from, by a method of `Writing`; without a folder, as the backup that replaces the
+        previous one. Return whether it is there.
+        """
         self._journal.phase(Message("saving the state"))
         with self._training.step_log.meter.lost.during(SAVING_STATES):
-            self._collect_and_write(folder)
+            saved = self._collect_and_write(folder, by or self._writing.during)
         self._journal.requests.state_saved()
+        return saved
 
-    def _collect_and_write(self, folder: Path | None) -> None:
+    def _collect_and_write(self, folder: Path | None, by: By) -> bool:
         step = self._saved_at = self._training.clock.step
         state = resume_state.collect_state(self._training)
 
-        def write() -> None:
+        def write(folder: Path) -> None:
             assert state is not None
-            if folder is None:
-                self._backups.write(state, step)
-            else:
-                self._journal.saving(folder, step)
-                state.write(folder)
-                self._journal.saved(folder, step)
-                self._backups.discard()
+            self._journal.saving(folder, step)
+            state.write(folder)
+            self._journal.saved(folder, step)
+            self._backups.discard()
 
-        self._by_main(write)
+        def write_or_back_up() -> bool | None:
+            assert state is not None
+            return by(folder, write) if folder else self._backups.write(state, step)
+
+        saved = self._by_main(write_or_back_up)
         self._training.world.wait_for_everyone()
+        return saved
 
 
 NOT_AVERAGED = "{file} is not saved: the average begins with its first update, after step {every} (ema_every_n_steps)"
@@ -254,8 +270,8 @@ class Backups:
             return ""
         needed = max(state.size, state.size + later - freed)
         return Message(
-            "{needed} GB needed in {folder}, also for what is saved later, {free} GB free",
-            needed=f"{needed / 1e9:.1f}",
+            "{needed} needed in {folder}, also for what is saved later, {free} free",
+            needed=size_text(needed),
             folder=folder.parent,
-            free=f"{free / 1e9:.1f}",
+            free=size_text(free),
         )
