@@ -40,7 +40,7 @@ RESERVED = re.compile(
 
 def cache_folder() -> Path:
     home = os.environ.get("KOHYA_HOME")
-    return Path(home).expanduser() / "cache" if home else platformdirs.user_cache_path("kohya", appauthor=False)
+    return Path(os.path.expanduser(home)) / "cache" if home else platformdirs.user_cache_path("kohya", appauthor=False)
 
 
 def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], object]) -> Path:

@@ -62,3 +62,9 @@ def test_public_functions_longer_than_two_lines_have_a_docstring():
 def test_a_short_function_needs_no_docstring_and_a_long_one_does():
     code = "def short():\n    a = 1\n    return a\ndef long():\n    a = 1\n    b = 2\n    return a + b\n"
     assert list(undocumented(ast.parse(code))) == ["long"]
+
+
+def test_homes_of_unknown_users_are_no_error():
+    """`Path.expanduser` raises an error for "~somebody/file", where os.path.expanduser returns it as it is."""
+    files = [path for path in source.files() if path.suffix == ".py"]
+    assert files and not [path for path in files if ".expanduser()" in path.read_text(encoding="utf-8")]

@@ -1,6 +1,7 @@
 """Configs as files: the presets of the project, and the user's own."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,7 @@ def usual_path(config: RunConfig) -> Path:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
     words = [config.save.output_name or "", config.family, config.kind]
     name = "-".join(word for at, word in enumerate(words) if word and word not in "-".join(words[:at]))
-    return Path(config.save.output_dir).expanduser() / f"{name}.toml"
+    return Path(os.path.expanduser(config.save.output_dir)) / f"{name}.toml"
 
 
 def is_of_compiling(option: Option) -> bool:

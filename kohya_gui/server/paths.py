@@ -46,12 +46,12 @@ def roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
     the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
     named = [*start_folders, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
     here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # such as /
-    candidates = [Path.home(), *here, *(Path(folder).expanduser() for folder in named), *_existing_places()]
+    candidates = [Path.home(), *here, *(Path(os.path.expanduser(folder)) for folder in named), *_existing_places()]
     return tuple(dict.fromkeys(folder.resolve() for folder in candidates))
 
 
 def _existing_places() -> Iterator[Path]:
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    home = Path(os.path.expanduser(os.environ.get("HF_HOME", "~/.cache/huggingface")))
     for place in (Path(os.environ.get("HF_HUB_CACHE", home / "hub")), *map(Path, PLACES)):
         with contextlib.suppress(OSError):
             if place.is_dir() and any(place.iterdir()):
@@ -73,7 +73,7 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     if len(text) > MAX_PATH_LENGTH or not text.isprintable() or _is_network(text):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
-        path = Path(text).expanduser().resolve()
+        path = Path(os.path.expanduser(text)).resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # The innermost of several: a named root may be in a hidden folder of another.

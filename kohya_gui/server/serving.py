@@ -108,7 +108,7 @@ def access_of(arguments: argparse.Namespace) -> JsonObject:
     ]
     access: JsonObject = {"host": arguments.host, "also": names, "token": os.environ.get("KOHYA_TOKEN", "")}
     if arguments.token_file:
-        access["token"] = token_in(Path(arguments.token_file).expanduser())
+        access["token"] = token_in(Path(os.path.expanduser(arguments.token_file)))
     if arguments.user:
         access["login"] = f"{arguments.user}:{password()}"
     elif not access["token"] and not is_loopback(arguments.host):

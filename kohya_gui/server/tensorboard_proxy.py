@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import html
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def curve_folders() -> list[Path]:
         logging_dir = (layout.facts_section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
         if isinstance(logging_dir, str) and logging_dir and "," not in logging_dir and Path(logging_dir).is_dir():
-            folders[Path(logging_dir).expanduser().resolve()] = None
+            folders[Path(os.path.expanduser(logging_dir)).resolve()] = None
     return sorted(folders)
 
 

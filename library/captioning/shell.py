@@ -1,6 +1,7 @@
 """`kohya caption`: captions for a folder of images, by a model in a local folder or from the Hugging Face Hub."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def _caption_folder(arguments: argparse.Namespace, report: Report) -> int:
     choices = writing.CaptioningOptions(
         arguments.extension, arguments.existing, arguments.prefix, arguments.suffix, arguments.depth
     )
-    folder = arguments.folder.expanduser()
+    folder = Path(os.path.expanduser(arguments.folder))
     files, skipped, foreign = writing.to_do(folder, choices)
     if not files:
         if skipped:

@@ -263,8 +263,9 @@ def config_path(name: str | None) -> Path | None:
     """Return the file of --config_file: ".toml" may be omitted, and a preset may have its former name."""
     if name is None:
         return None
-    path = Path(name).expanduser()
-    return path_today(path if path.suffix.lower() == ".toml" else path.with_name(path.name + ".toml"))
+    path = Path(os.path.expanduser(name))
+    complete = path if path.suffix.lower() == ".toml" else Path(f"{path}.toml")
+    return path if path.is_dir() and not complete.is_file() else path_today(complete)
 
 
 def write_config(config: RunConfig, path: Path | None) -> None:

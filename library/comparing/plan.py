@@ -1,6 +1,7 @@
 """What is compared: a run, its saved files, and the prompts. Loads no torch."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,7 @@ def run_of(name: str) -> reader.RecordedRun:
             if _saved(run):
                 return run
         raise ConfigError("no run has saved a file yet: train first, or write the folder of a run")
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         inner = sorted(folder.glob(f"runs/*/{layout.RUN}"), key=lambda path: path.stat().st_mtime)
         if (folder / layout.RUN).is_file() or inner:

@@ -63,7 +63,7 @@ def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> ar
 
 
 def hub_cache() -> Path:
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    home = Path(os.path.expanduser(os.environ.get("HF_HOME", "~/.cache/huggingface")))
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 

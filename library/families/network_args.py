@@ -4,6 +4,7 @@ The tables below are sections of the config engine, so that unknown names, inval
 are reported like those of any other option, all at once and without loading torch.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,7 @@ class LycorisArgs:
                 title=run.title,
                 other="preset=full",
             )
-        elif self.preset not in LAYER_PRESETS and not Path(self.preset).expanduser().is_file():
+        elif self.preset not in LAYER_PRESETS and not Path(os.path.expanduser(self.preset)).is_file():
             yield wrong_argument(
                 "preset",
                 "{preset} is no file, and none of {presets}",
@@ -143,7 +144,7 @@ class LycorisArgs:
             )
         elif self.preset not in LAYER_PRESETS:
             try:
-                load_toml(Path(self.preset).expanduser())
+                load_toml(Path(os.path.expanduser(self.preset)))
             except ConfigError as e:
                 yield from (wrong_argument("preset", ": {why}", why=why) for why in e.problems)
         rank, block_size = run.network.network_dim or 4, self.block_size or 4

@@ -1,6 +1,7 @@
 """`kohya mask`: masks for a folder of images, from a segmentation model or from their transparency."""
 
 import argparse
+import os
 from pathlib import Path
 
 from library.config.arguments import Arguments
@@ -21,8 +22,8 @@ def main(argv: list[str]) -> int:
 
 def _make_masks(arguments: argparse.Namespace, report: Report) -> int:
     options = files.MaskOptions(arguments.existing, arguments.outside, arguments.invert, arguments.into)
-    images = arguments.folder.expanduser().absolute()
-    masks = arguments.masks.expanduser().absolute() if arguments.masks else files.usual_folder(images)
+    images = Path(os.path.expanduser(arguments.folder)).absolute()
+    masks = Path(os.path.expanduser(arguments.masks)).absolute() if arguments.masks else files.usual_folder(images)
     if arguments.way == "alpha":
         done = files.make_of_alpha(images, masks, options, report)
     else:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
 
 def _preset_of_file(preset: str) -> JsonObject:
     try:
-        toml = load_toml(Path(preset).expanduser())
+        toml = load_toml(Path(os.path.expanduser(preset)))
     except ConfigError as e:
         raise ConfigError(*(wrong_argument("preset", ": {why}", why=why) for why in e.problems)) from e
     try:

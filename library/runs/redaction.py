@@ -191,13 +191,13 @@ def _data(config: JsonMapping) -> Iterator[Path]:
     """Return the files of the data set, and those with captions or prompts."""
     folders = [text for _, text in _texts_of(config, ("train_data_dir", "reg_data_dir", *SECOND_PICTURES))]
     for name, text in _texts_of(config, ("dataset_config", "in_json", "sample_prompts", "validation_prompts")):
-        file = Path(text).expanduser()
+        file = Path(os.path.expanduser(text))
         yield file
         if name == "dataset_config":
             folders += _folders_in(file)
     remaining = MOST_FILES
     for folder in folders:
-        for where, _, names in os.walk(Path(folder).expanduser()):
+        for where, _, names in os.walk(Path(os.path.expanduser(folder))):
             for name in names:
                 if Path(name).suffix.lower() in (*PRIVATE_SUFFIXES, *IMAGES) and remaining > 0:
                     remaining -= 1

@@ -37,7 +37,7 @@ UNLISTED = (
 
 def data_folder() -> Path:
     home = os.environ.get("KOHYA_HOME")
-    return Path(home).expanduser() if home else Path(platformdirs.user_data_dir("kohya", appauthor=False))
+    return Path(os.path.expanduser(home)) if home else Path(platformdirs.user_data_dir("kohya", appauthor=False))
 
 
 def unusable() -> Message | None:

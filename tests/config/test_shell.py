@@ -143,6 +143,20 @@ def test_missing_file_does_not_hide_other_mistakes(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("", ". is a folder; name a file"),
+        (".", ". is a folder; name a file"),
+        (os.sep, f"{os.sep} is a folder; name a file"),
+        ("~no-such-user/run", "~no-such-user/run.toml does not exist"),
+        ("~no-such-user/run.toml", "~no-such-user/run.toml does not exist"),
+    ],
+)
+def test_a_config_file_that_is_none_is_one_sentence(name, sentence):
+    assert [str(problem) for problem in problems("--config_file", name)][:1] == [str(sentence)]
+
+
 def test_flags_win_over_file_and_file_over_defaults(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
