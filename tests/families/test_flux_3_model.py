@@ -13,7 +13,7 @@ from library import families
 from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_3 import keys, random, sampler, text_encoder
-from library.families.flux_3.model import CONTAINERS, Flux3, Flux3ImageBlock, MMSingleStreamBlock
+from library.families.flux_3.model import CONTAINERS, Flux3, Flux3ImageBlock, Flux3Layers, MMSingleStreamBlock
 from library.families.shared import autoencoder, packing, qwen3_vl, statistics_vae
 from tests.families import wide
 
@@ -345,6 +345,36 @@ def test_a_preview_equals_the_pipelines_picture(own, distilled, pipeline_of, pip
         )[0]
     assert actual.std() > 0.01
     torch.testing.assert_close(actual, expected.squeeze(0), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "references", "one_by_one"),
+    [("base", 1.0, 0, False), ("base", 3.0, 2, False), ("base", 3.0, 1, True), ("distilled", 1.0, 1, False)],
+)
+def test_text_and_references_are_computed_once_for_all_steps_of_a_picture(
+    own, distilled, monkeypatch, kind, scale, references, one_by_one
+):
+    """Bit for bit the picture of steps that compute them again; those of a distilled model depend on the step."""
+    model_family, parts = own if kind == "base" else (distilled[0], replace(own[1], denoiser=distilled[1].denoiser))
+    shown = tuple(Image.effect_noise((70 + 30 * n, 100), 90).convert("RGB") for n in range(references))
+    request = SampleRequest(CAPTIONS[0], "blurry", 96, 64, 3, scale, seed=5, controls=shown)
+    computed, updated = [], Flux3Layers.updated
+    monkeypatch.setattr(Flux3Layers, "updated", lambda *args: computed.append(type(args[0]).__name__) or updated(*args))
+    sampler_of = model_family.sampler(parts)
+    sampler_of.one_by_one = one_by_one
+
+    def latents():
+        computed.clear()
+        with torch.no_grad():
+            return sampler_of.latents(request), [computed.count(f"Flux3{kind}Block") for kind in ("Text", "Reference")]
+
+    blocks, batches = len(parts.denoiser.txt_mode_blocks), 1 + one_by_one
+    in_every_step = [blocks * batches * 3, blocks * batches * 3 * bool(references)]
+    once, numbers = latents()
+    assert numbers == ([number // 3 for number in in_every_step] if kind == "base" else in_every_step)
+    sampler_of.room_to_keep = lambda: 0
+    again, numbers = latents()
+    assert numbers == in_every_step and torch.equal(once, again)
 
 
 @pytest.mark.parametrize("size", [(100, 70), (10, 200), (2500, 2000), (17, 64)])

@@ -9,7 +9,7 @@ heads, D width of one head, so that C = H * D.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +145,13 @@ class MMSingleStreamBlock(Flux3Layers):
         return self.updated(x, modulation, pe, mask)
 
 
+class KnownStreams(NamedTuple):
+    """What the joint blocks read of text and references, computed once for all steps of a picture."""
+
+    text: Tensor  # [B, L, C]
+    references: Tensor | None  # [B, R, C]
+
+
 def _modulations(hidden: int) -> nn.ModuleDict:
     return nn.ModuleDict({kind: Modulation(hidden, 1, bias=False) for kind in (IMAGE, REFERENCES, WORDS)})
 
@@ -181,34 +188,59 @@ class Flux3(nn.Module):
         txt_mask: Tensor,
         timesteps: Tensor,
         targets: Tensor | None = None,
+        known: KnownStreams | None = None,
     ) -> Tensor:
         """Predict the packed velocity of packed latents, of the image alone without its reference images.
 
         img [B, I + R, in channels]: the tokens of the image, then those of each reference image, of these `sizes`; txt
         [B, L, text channels]; txt_mask [B, L], 1 or true for tokens that are read; timesteps [B] in 0..1, float32.
         `targets` [B], which only a distilled model reads, are the times that a step leads to, by default `timesteps`.
+        `known` is the result of `know_streams` for the same text and references, whose tokens `img` may lack then.
         """
-        dtype, count = self.txt_in.weight.dtype, sizes[0][0] * sizes[0][1]
+        count = sizes[0][0] * sizes[0][1]
         vec, still = self.times(timesteps, timesteps if targets is None else targets)
         words, image, references = self.positions(tuple(sizes), txt.shape[1], img.device)
         is_read = txt_mask.to(torch.bool)
-        states = self.txt_in(txt.to(dtype))
-        for block in self.txt_mode_blocks:
-            states = block(states, self.early_stream_modulations[WORDS](still), words, is_read)
-        streams, tables = [states], [words]
-        modulations = [self.single_stream_modulations[WORDS](still)]
-        parts = ((IMAGE, img[:, :count], vec, image), (REFERENCES, img[:, count:], still, references))
-        for kind, tokens, time, table in parts:
-            if table is None:
-                continue
-            stream, modulation = self.emb_in[kind](tokens.to(dtype)), self.early_stream_modulations[kind](time)
-            blocks: Any = self.content_mode_blocks[kind]
-            for block in blocks:
-                stream = block(stream, modulation, table)
-            streams.append(stream)
-            tables.append(table)
-            modulations.append(self.single_stream_modulations[kind](time))
+        kinds, tables = [WORDS, IMAGE], [words, image]
+        streams = [known.text if known else self.text_stream(txt, is_read, still, words)]
+        streams.append(self.image_stream(IMAGE, img[:, :count], vec, image))
+        if references is not None:
+            kinds, tables = [*kinds, REFERENCES], [*tables, references]
+            stream = known.references if known else None
+            streams.append(
+                self.image_stream(REFERENCES, img[:, count:], still, references) if stream is None else stream
+            )
+        modulations = [self.single_stream_modulations[kind](vec if kind == IMAGE else still) for kind in kinds]
         return self.final_layer[IMAGE](self.joined(streams, modulations, tables, is_read)[:, :count], vec)
+
+    @torch.no_grad()
+    def know_streams(self, references: Tensor, sizes: Sequence[Size], txt: Tensor, txt_mask: Tensor) -> KnownStreams:
+        """Compute what depends on neither image nor time; in a distilled model it does.
+
+        `references` [B, R, in channels] are the tokens of all reference images; `sizes`, `txt` and `txt_mask` are those
+        of `forward`.
+        """
+        times = torch.zeros(len(txt), device=txt.device)
+        _, still = self.times(times, times)
+        words, _, table = self.positions(tuple(sizes), txt.shape[1], txt.device)
+        text = self.text_stream(txt, txt_mask.to(torch.bool), still, words)
+        return KnownStreams(text, None if table is None else self.image_stream(REFERENCES, references, still, table))
+
+    def text_stream(self, txt: Tensor, is_read: Tensor, still: Tensor, table: Tensor) -> Tensor:
+        """Return the text [B, L, C] after its own blocks; `still` [B, C] embeds time 0, `table` holds its positions."""
+        states = self.txt_in(txt.to(self.txt_in.weight.dtype))
+        for block in self.txt_mode_blocks:
+            states = block(states, self.early_stream_modulations[WORDS](still), table, is_read)
+        return states
+
+    def image_stream(self, kind: str, tokens: Tensor, time: Tensor, table: Tensor) -> Tensor:
+        """Return the tokens of the image or of its references [B, S, C] after their own blocks; `time` [B, C]."""
+        stream = self.emb_in[kind](tokens.to(self.txt_in.weight.dtype))
+        modulation = self.early_stream_modulations[kind](time)
+        blocks: Any = self.content_mode_blocks[kind]
+        for block in blocks:
+            stream = block(stream, modulation, table)
+        return stream
 
     def times(self, timesteps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embedding [B, C] of the image's time, and that of time 0 for references and text."""

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
+from library.families.flux_3.model import KnownStreams, Size
 from library.families.shared import packing, statistics_vae
 from library.families.shared.sampler import TOKEN, FlowSampler, seeded_noise
 from library.objectives import flow
@@ -40,17 +41,37 @@ class Flux3Sampler(FlowSampler):
         shown = [packing.pack(reference) for reference in references]
         sigmas = self.sigmas(requests[0], height * width)
 
-        def velocity(text: Mapping[str, Tensor], ends: Iterator[Tensor], tokens: Tensor, times: Tensor) -> Tensor:
-            img = torch.cat([tokens, *(tokens_of.to(tokens).expand(len(tokens), -1, -1) for tokens_of in shown)], dim=1)
+        def velocity(
+            text: Mapping[str, Tensor],
+            known: KnownStreams | None,
+            ends: Iterator[Tensor],
+            tokens: Tensor,
+            times: Tensor,
+        ) -> Tensor:
+            pictures = [] if known else [tokens_of.to(tokens).expand(len(tokens), -1, -1) for tokens_of in shown]
             end = next(ends).expand(len(times)) if model.sizes.distilled else None
-            return model(img, sizes, text["ctx_vec"], text["ctx_mask"], times, end).float()
+            img = torch.cat([tokens, *pictures], dim=1)
+            return model(img, sizes, text["ctx_vec"], text["ctx_mask"], times, end, known).float()
 
         ends = torch.tensor(sigmas[1:], dtype=torch.float64).float().to(device)
         velocities = [
-            functools.partial(velocity, text, iter(ends.unbind()))
+            functools.partial(velocity, text, self.known_streams(text, shown, sizes), iter(ends.unbind()))
             for text in self.in_batches(self.text(requests, device))
         ]
         return packing.unpack(self.integrate(tokens, sigmas, requests, velocities), height, width)
+
+    def known_streams(
+        self, text: Mapping[str, Tensor], references: Sequence[Tensor], sizes: Sequence[Size]
+    ) -> KnownStreams | None:
+        """Return what all steps read of text and references, whose tokens are [1, R, channels]; None if it depends on
+        the step, or if a block's weights are at hand only while the block runs in a step.
+        """
+        model, txt = self.denoiser, text["ctx_vec"]
+        if model.sizes.distilled or self.room_to_keep() == 0:
+            return None
+        tokens = [txt.new_zeros(len(txt), 0, model.sizes.in_channels)]
+        tokens += [reference.to(txt.device).expand(len(txt), -1, -1) for reference in references]
+        return model.know_streams(torch.cat(tokens, dim=1), sizes, txt, text["ctx_mask"])
 
     def references(self, controls: Sequence[Image.Image], device: torch.device) -> list[Tensor]:
         """Return the latents of reference images; the VAE is moved to the device for this and back."""
