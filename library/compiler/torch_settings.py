@@ -135,7 +135,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
         # Repeated dropout masks in fused random kernels, wrong in the recompute (pytorch#198333).
         recorded = args.compile_mode in RECORDED_MODES or getattr(args, "cuda_graphs", "false") != "false"
         aligned = hasattr(inductor, "align_random_eager") and not recorded
-        if hasattr(inductor, "inductor_choices_class"):
+        if hasattr(inductor, "inductor_choices_class") and torch.version.hip is None:  # not measured on AMD's
             settings.append((inductor, "inductor_choices_class", make_row_choices))
         # PyTorch's own random kernels draw anew at each replay of a CUDA graph; inductor's would not.
         settings.append((inductor, "align_random_eager" if aligned else "fallback_random", True))
