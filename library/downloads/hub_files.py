@@ -15,10 +15,7 @@ from library.downloads import hub
 from library.families.shared.hub import ID
 from library.files import need_space, size_text
 
-UNREACHABLE = (
-    ": {name} is not on this computer and cannot be downloaded now ({why}); go online, or get it elsewhere with "
-    "`kohya models get {name}`"
-)
+UNREACHABLE = ": {name} is not on this computer. {why}"
 ANNOUNCED = ": {name} is downloaded from Hugging Face before the training, {size}"
 
 
