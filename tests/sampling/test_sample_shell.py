@@ -6,6 +6,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from library.cli.main import main
+from library.compiler import cache
 from library.sampling import generate
 from tests.sampling.test_sampling import given  # noqa: F401
 from tests.training import shallow  # noqa: F401
@@ -74,3 +75,14 @@ def test_the_size_that_is_said_is_the_size_that_is_generated(given, shallow, tmp
     told = capsys.readouterr().err
     assert "--w 1 becomes 64, the shortest side of an image" in told and "--h 100 becomes 96" in told
     assert "--d" not in told  # the largest seed is read whole
+
+
+def test_a_folder_for_compiled_code_that_cannot_be_used_is_named(given, shallow, tmp_path, caplog, monkeypatch):  # noqa: F811
+    given(SCRIPT)
+    monkeypatch.delenv(cache.INDUCTOR, raising=False)
+    monkeypatch.setattr(cache, "use_cache", lambda *_: None)  # it would take another folder, beside the tests'
+    (tmp_path / "file").touch()
+    options = ["sample_compile=true", "compile_backend=eager", f"compile_cache_dir={tmp_path / 'file' / 'code'}"]
+    words = ["--prompt", LINE, "--out", str(tmp_path), "--cpu", *(word for one in options for word in ("--set", one))]
+    assert main(["sample", str(shallow.configs[SCRIPT]), *words]) == 0
+    assert "compile_cache_dir: " in caplog.text and "compiled code is kept in" in caplog.text
