@@ -95,6 +95,7 @@ def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, A
     import torch
 
     from library.bench import machine
+    from library.bench.pictures import host_operations
 
     device = machine.choose_device("auto")
     case = PICTURE_CASES[family]
@@ -116,7 +117,7 @@ def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, A
                 "first_s": round(first, 2),
                 "loading_s": round(loaded, 1),
                 "steps": case.steps,
-                **operations(drawing.denoise, device),
+                **host_operations(drawing.denoise, device),
             }
     if device.type == "cuda":
         row["gib"] = round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)
@@ -134,24 +135,6 @@ def timed(call: Callable[[], Any], device: Any) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
-
-
-def operations(denoise: Callable[[], Any], device: Any) -> dict[str, int]:
-    """What the host sends to the GPU in all steps of a picture."""
-    if device.type != "cuda":
-        return {}
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        denoise()
-    kinds = {
-        "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
-        "graphs": ("cudaGraphLaunch",),
-        "copies": ("cudaMemcpyAsync", "cudaMemcpy"),
-        "waits": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
-    }
-    counts = {event.key: event.count for event in found.key_averages()}
-    return {kind: sum(counts.get(name, 0) for name in names) for kind, names in kinds.items()}
 
 
 def side_of(tiny: bool) -> int:

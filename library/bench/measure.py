@@ -77,11 +77,12 @@ class BenchRun:
 
     def _todo(self) -> Iterator[tuple[JsonObject, Callable[[], Iterator[JsonObject]]]]:
         """Yield units of measurement: the start of their row, and the function that measures them."""
-        if ENCODERS in self.parts:
+        has_pictures = SAMPLE in self.parts and isinstance(self.subject, FamilySubject)  # with text and decoding
+        if ENCODERS in self.parts or has_pictures:
             for name in self.subject.encoders():
                 yield {"part": f"text encoder {name}", "candidate": "eager"}, lambda name=name: self._encoder(name)
         for part in (ENCODE, DECODE):
-            for at in self.resolutions if part in self.parts else ():
+            for at in self.resolutions if part in self.parts or (has_pictures and part == DECODE) else ():
                 row = {"part": part, "resolution": at, "candidate": "eager"}
                 yield row, lambda part=part, at=at: self._vae(part, at)
         if SAMPLE in self.parts and isinstance(self.subject, FamilySubject):

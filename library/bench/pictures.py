@@ -2,13 +2,13 @@
 
 import contextlib
 import math
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from library import families, packages
 from library.bench import prepared_model, subjects
@@ -22,25 +22,40 @@ from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.sampling import few_steps
 from library.sampling.engine import LATENT, PictureEngine, PicturesLeft
+from library.sampling.feature_cache import FeatureCache, block_chain
 
 PICTURE_STEPS = 4  # of a measured picture; each takes the same time
+ONCE = timing.TimingPlan(steps=1, warmup=0, seconds=1.0)
 EAGER_PICTURES = {"sample_compile": "false", "compile": False}
 COMPILED_PICTURES = {"sample_compile": "true", "compile": False}
+# What the host asks the GPU for -> its names in a profile.
+HOST_OPERATIONS = {
+    "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
+    "graphs": ("cudaGraphLaunch",),
+    "copies": ("cudaMemcpyAsync", "cudaMemcpy"),
+    "waits": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+}
+RECORDED = "recorded"
 # Ways to generate, the baseline first -> options that are set for it.
 PICTURE_WAYS: Mapping[str, JsonMapping] = {
     "eager": {**EAGER_PICTURES, "cuda_graphs": "false"},
-    "recorded": {**EAGER_PICTURES, "cuda_graphs": "true"},
+    RECORDED: {**EAGER_PICTURES, "cuda_graphs": "true"},
     "compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
-    "compiled+recorded": {**COMPILED_PICTURES, "cuda_graphs": "true"},
+    f"compiled+{RECORDED}": {**COMPILED_PICTURES, "cuda_graphs": "true"},
+    "compiled+cached": {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"},
 }
 
 
 def picture_ways(device: torch.device) -> dict[str, JsonMapping]:
-    """Return the ways to generate on this device: those of PICTURE_WAYS, and eagerly with each attention kernel."""
+    """Return the ways to generate on this device: those of PICTURE_WAYS, and eagerly with each attention kernel.
+
+    Only a GPU records.
+    """
+    ways = {way: options for way, options in PICTURE_WAYS.items() if device.type == "cuda" or RECORDED not in way}
     kernels = [kernel for kernel in attention.offered(device) if kernel != "math" or device.type == "cpu"]
     kernels += [few_steps.SAGE] * packages.is_installed(few_steps.ATTENTION_PACKAGES[few_steps.SAGE])
     by_kernel = {f"attention {kernel}": {**PICTURE_WAYS["eager"], "sample_attention": kernel} for kernel in kernels}
-    return {**PICTURE_WAYS, **by_kernel}
+    return {**ways, **by_kernel}
 
 
 class TimedPictures:
@@ -58,6 +73,7 @@ class TimedPictures:
         self._request, self._config, self._device = request, config, device
         self._sampler = family.sampler(components)
         self._log = CompileLog()
+        self._cache = FeatureCache(self._sampler.denoiser, block_chain(family), config.sample.sample_cache)
         self.engine = PictureEngine(components.denoiser, family, config, device, self._log)
         shapes = families.random_module(config.family).input_shapes(family, components.denoiser)
         text = shapes.texts(2, torch.device("cpu"))
@@ -71,14 +87,22 @@ class TimedPictures:
         height, width = self._sampler.size(self._request)
         texts = 2 if self._sampler.is_guided(self._request) else 1
         left = PicturesLeft(10**6, ((texts, height // LATENT, width // LATENT),))
-        with torch.no_grad(), prepared_model.autocast(self._config, self._device), self.engine.running(left):
+        passes = self.engine.running(left, records=not self._cache.is_on)
+        with torch.no_grad(), prepared_model.autocast(self._config, self._device), passes:
             yield
 
     def denoise(self) -> Any:
-        return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler.latents(self._request))
+        return self._drawn(self._sampler.latents)
 
     def picture(self) -> Any:
-        return self.engine.pictures(self._sampler, [self._request], lambda: self._sampler(self._request))
+        return self._drawn(self._sampler)
+
+    def _drawn(self, sample: Callable[[SampleRequest], Any]) -> Any:
+        def draw() -> Any:
+            with self._cache.active(2 if self._sampler.one_by_one else 1):
+                return sample(self._request)
+
+        return self.engine.pictures(self._sampler, [self._request], draw)
 
     def facts(self) -> JsonObject:
         """Return what was compiled and recorded, and why not."""
@@ -87,8 +111,20 @@ class TimedPictures:
         compiled = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
         recorded: JsonObject = {"sizes": len(recorder.made), "replays": recorder.replays}
         reasons = {"not_recorded": recorder.why_not, "not_compiled": str(self.engine.why_eager)}
-        facts = {"compile": compiled} if self.engine.plan.active else {}
+        facts: JsonObject = {"compile": compiled} if self.engine.plan.active else {}
+        if self._cache.passes:
+            facts["skipped"] = round(self._cache.skipped / self._cache.passes, 3)
         return {"recorded": recorded, **facts, **{name: why for name, why in reasons.items() if why}}
+
+
+def host_operations(call: Callable[[], Any], device: torch.device) -> dict[str, int]:
+    """Return how many kernels, graphs and copies the host asks a GPU for in a call, and how often it waits."""
+    if device.type != "cuda":
+        return {}
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        call()
+    counts = {event.key: event.count for event in found.key_averages()}
+    return {kind: sum(counts.get(name, 0) for name in names) for kind, names in HOST_OPERATIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -115,21 +151,23 @@ class PictureBench:
         request = SampleRequest("a", "b", self.side, self.side, PICTURE_STEPS, scale, seed=1)
         pictures = TimedPictures(components, family, config, self.device, request)
         with pictures.running():
-            began = time.perf_counter()
-            image = pictures.picture()
-            first = {"first_s": round(time.perf_counter() - began, 3), **self._distance(np.asarray(image, np.float32))}
+            images: list[Any] = []
+            first_one = timing.measure_call(lambda: images.append(pictures.picture()), self.device, ONCE)
+            first = {"first_s": round(first_one.p50 / 1000, 3), **self._distance(np.asarray(images[0], np.float32))}
+            row = {"resolution": self.side, "candidate": way, "status": "ok"}
+            yield {"part": "first picture", **row, **first_one.facts()}
             for part, call, steps in (
                 ("denoising step", pictures.denoise, PICTURE_STEPS),
                 (f"picture of {PICTURE_STEPS} steps", pictures.picture, 1),
             ):
                 measured = timing.measure_call(call, self.device, self.plan)
                 each = tuple(milliseconds / steps for milliseconds in measured.each)
-                row = {"part": part, "resolution": self.side, "candidate": way, "status": "ok"}
                 yield {
+                    "part": part,
                     **row,
                     **replace(measured, each=each).facts(),
                     **pictures.facts(),
-                    **(first if steps == 1 else {}),
+                    **({**first, **host_operations(pictures.denoise, self.device)} if steps == 1 else {}),
                 }
         pictures.engine.close()
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from library import families
-from library.adapter_files import names, storage
+from library.adapter_files import fitting, names, storage
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
-from library.families import recognition
 from library.families.shared.weights import header_entries
 from library.methods import assistant_lora, small_files
 from library.sampling import few_steps
@@ -30,24 +29,8 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
         except ConfigError as e:
             yield Problem(option, ": {problem}", problem=e.problems[0])
             continue
-        shapes = {key: tuple(entry["shape"]) for key, entry in stored.items()}
-        base, words = recognition.family_and_description(shapes)
-        if base:
-            yield Problem(option, ": {path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
-            continue
-        try:
-            fitting_families = names.possible_families(
-                map(_layer, stored), storage.metadata_of(path), names.module_sizes(shapes)
-            )
-        except names.ForeignModelError as e:
-            yield Problem(option, ": {path}: {error}", path=path, error=e.problems[0])
-            continue
-        except ConfigError:  # names of no known family
-            continue
-        if config.family not in fitting_families:
-            template = ": {path} was made for {other}, and this is {title}; choose a file made for it"
-            other = families.facts_of(fitting_families[0]).title
-            yield Problem(option, template, path=path, other=other, title=config.title)
+        if why := fitting.misfit(path, stored, config.family):
+            yield Problem(option, ": {problem}", problem=why)
         elif option == "network_weights" and isinstance(config, AdapterRun):
             with contextlib.suppress(ConfigError):
                 yield from _find_other_ranks(stored, config)
@@ -115,11 +98,7 @@ def _find_other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Probl
             ": {layer} has rank {theirs} in the file and {ours} here (network_dim); "
             "set network_dim to the file's rank, or use dim_from_weights",
             also="network_dim",
-            layer=_layer(differing[0]),
+            layer=fitting.layer_of(differing[0]),
             theirs=ranks[differing[0]],
             ours=rank,
         )
-
-
-def _layer(key: str) -> str:
-    return key.partition(".")[0] if key.startswith("lora_") else key

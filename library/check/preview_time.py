@@ -4,12 +4,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import nn
+
+from library import families
 from library.check.estimate import MemoryEstimate, operations
 from library.check.preview_memory import complete_prompts
 from library.config.environment import process_count
 from library.config.problems import ConfigError, Message, counted, ngettext
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet, summarise_images
+from library.families.base import ModelComponents, SampleRequest
+from library.families.shared.sampler import Sampler
 from library.measuring.model_stats import model_stats
 from library.measuring.operations import forward_operations
 from library.sampling.prompts import Prompt
@@ -64,14 +69,16 @@ def preview_time(config: RunConfig, clock: Clock, size: tuple[int, int]) -> Prev
     ConfigError if the prompt file is unreadable.
     """
     prompts, model = complete_prompts(config), model_stats(config)
-    # Samples run eagerly, also where the training is compiled.
-    eager = model.utilization[config.compile.compile] / model.utilization[False]
+    # Samples are compiled independently of the training; whether `auto` does so is not known yet.
+    is_compiled = config.sample.sample_compile == "true"
+    slower = model.utilization[config.compile.compile] / model.utilization[is_compiled]
+    sampler = families.family_for(config).sampler(ModelComponents(nn.Identity(), None, {}, {}))
     samples = sum(
-        _passes(prompt) * forward_operations(config, model, (prompt.width or 0, prompt.height or 0))
+        _passes(prompt, sampler) * forward_operations(config, model, (prompt.width or 0, prompt.height or 0))
         for prompt in prompts
     )
     own_share = math.ceil(len(prompts) / process_count()) / max(len(prompts), 1)  # processes share the prompts
-    steps = samples * own_share * eager / operations(config, model, size)
+    steps = samples * own_share * slower / operations(config, model, size)
     times = count_times(config, clock)
     return PreviewTime(times, len(prompts), steps, times * steps / (clock.total + times * steps))
 
@@ -87,5 +94,7 @@ def count_times(config: RunConfig, clock: Clock) -> int:
     return times + at_end + sample.sample_at_first
 
 
-def _passes(prompt: Prompt) -> int:
-    return (prompt.sample_steps or 0) * (1 if prompt.scale in (None, 0.0, 1.0) else 2)
+def _passes(prompt: Prompt, sampler: Sampler) -> int:
+    """Return the passes of a prompt; families differ in the scales that need two in each step."""
+    request = SampleRequest("") if prompt.scale is None else SampleRequest("", scale=prompt.scale)
+    return (prompt.sample_steps or 0) * (2 if sampler.is_guided(request) else 1)

@@ -20,6 +20,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
 MAX_STRENGTH = 10  # of a LoRA, in both directions
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs
 TYPE_WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -90,11 +91,10 @@ class Option:
         """Describe the expected value in words."""
         if self.choices and not self.open:
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
-        return (
-            Message("{one}, or several", one=Message(TYPE_WORDS[self.type]))
-            if self.many
-            else Message(TYPE_WORDS[self.type])
-        )
+        one = Message(TYPE_WORDS[self.type])
+        if self.choices and self.type in (int, float):
+            return Message("{choices} or {one}", one=one, choices=", ".join(map(str, self.choices)))
+        return Message("{one}, or several", one=one) if self.many else one
 
     def read(self, value: Any) -> Any:
         """Parse a value of any origin into the declared type. Raises ConfigError without the option's name.
@@ -295,8 +295,13 @@ def split_strength(text: str) -> tuple[str, float]:
 
 
 def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
-    """Yield the problem of FILE:STRENGTH with a strength out of range."""
-    if value and abs(strength := split_strength(value)[1]) > MAX_STRENGTH:
+    """Yield the problem of FILE:STRENGTH with a strength that is out of range or no number."""
+    file, strength = split_strength(value or "")
+    path, _, written = file.rpartition(":")
+    if path.lower().endswith(WEIGHT_FILES):
+        template = "has the strength {written}, which is no number; write {path}:0.8"
+        yield Problem(option, template, written=quoted(written), path=path)
+    elif abs(strength) > MAX_STRENGTH:
         yield Problem(
             option,
             "has the strength {strength}; strengths are numbers from -{most} to {most}",

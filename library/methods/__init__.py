@@ -8,7 +8,7 @@ from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
-from library.config.values import split_strength
+from library.config.values import split_strength, strength_problems
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import embedding, full, lllite, lora, lora_files, lycoris
@@ -80,7 +80,8 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     yield from lycoris.find_lycoris_problems(config)
     files = {"network_weights": config.network.network_weights}
     files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
-    files["assistant_lora"], _ = split_strength(config.network.assistant_lora or "")
+    if not any(strength_problems("assistant_lora", config.network.assistant_lora)):  # else its rule names it
+        files["assistant_lora"], _ = split_strength(config.network.assistant_lora or "")
     for option, path in files.items():
         # The other files may be downloaded from the hub later, network_weights not.
         if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):

@@ -98,8 +98,10 @@ def _generate(
         yield from zip(numbers, images, strict=True)
         return
     gc.collect()
-    half = len(batch) // 2
-    for part in (batch[:half], batch[half:]):
+    half = -(-len(batch) // 2)
+    while batch:
+        size = min(half, sizer.limit(key))  # which a part without room lowers further
+        part, batch = batch[:size], batch[size:]
         yield from _generate(key, part, sizer, make, passing)
 
 

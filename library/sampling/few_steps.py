@@ -10,7 +10,7 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import Sampling
 from library.config.sections.sampling import SAGE
-from library.config.values import split_strength
+from library.config.values import split_strength, strength_problems
 from library.families.facts import FewStepLora
 
 DEFAULT_SAMPLER = Sampling().sample_sampler
@@ -67,6 +67,8 @@ def _lora_problems(config: RunConfig) -> Iterator[Problem]:
     path, _ = split_strength(config.sample.sample_lora or "")
     if not path or Path(path).is_file() or is_file_id(path):
         return
+    if any(strength_problems("sample_lora", config.sample.sample_lora)):
+        return  # named with the option's other rules
     if Path(path).is_dir():
         yield Problem("sample_lora", ": {path} is a folder: name a file in it", path=path)
     else:

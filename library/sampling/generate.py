@@ -31,6 +31,7 @@ from library.sampling import prompts as prompt_files
 from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import PictureEngine, pictures_left
 from library.sampling.feature_cache import FeatureCache, block_chain
+from library.sampling.file_checks import unusable_files
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -236,9 +237,11 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     image; `word` is the prompt word of embeddings without one. Raises ConfigError for files that do not fit the model,
     or are replaced meanwhile.
     """
-    check_before(config, prompts)
+    files = [path for column in columns for path, _ in column.loras]
+    check_before(config, prompts, files)
     config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
-    model = open_sampling_model(config, (path for column in columns for path, _ in column.loras), report, word)
+    raise_any(unusable_files(config, few_steps.sample_lora(config)))
+    model = open_sampling_model(config, files, report, word)
     _check_guides(prompts, bool(model.applied.controls))
     done, total = 0, 0
 
@@ -270,13 +273,17 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     return sheet
 
 
-def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    """Raise ConfigError, a line each, for unreadable images of prompts and for a model that cannot be loaded with this
-    config.
+def check_before(config: RunConfig, prompts: Sequence[Prompt], files: Iterable[Path] = ()) -> None:
+    """Raise ConfigError, a line each, for unreadable images of prompts, for adapter files that are missing, damaged or
+    of another family, and for a model that cannot be loaded with this config.
     """
     problems = [*families.family_for(config).problems(), *_unreadable(config, prompts)]
-    if problems := [*problems, *few_steps.setting_problems(config)]:
-        raise ConfigError(*problems)
+    raise_any([*problems, *few_steps.setting_problems(config), *unusable_files(config, files)])
+
+
+def raise_any(problems: Iterable[Problem]) -> None:
+    if listed := [*problems]:
+        raise ConfigError(*listed)
 
 
 def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:

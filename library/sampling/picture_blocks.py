@@ -1,6 +1,7 @@
 """The blocks of a denoiser while it is compiled for pictures: other classes, whose graphs PyTorch keeps apart."""
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,8 @@ from library.config.run_config import RunConfig
 from library.families.base import Family
 from library.memory import channels_last, swapping
 from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets
+
+logger = logging.getLogger(__name__)
 
 APART = "pictures"
 # Behaviours that pictures do without, or that go around another class.
@@ -58,6 +61,8 @@ class PictureBlocks:
         if problems := [*find_compile_problems(options, device), *hooked(self._denoiser, blocks)]:
             raise ConfigError(*problems)
         if settings:
+            for problem in cache.find_cache_problems(options.compile_cache_dir, device):
+                logger.warning("%s", problem)
             cache.use_cache(options.compile_cache_dir, device)
             graphs = max((block_inputs.sizes for block_inputs in inputs.values()), default=1)
             THREAD_SETTINGS.want(wanted_settings(options, device, graphs))

@@ -3,14 +3,16 @@
 import json
 import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from library import families
+from library.config.building import understood
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem, option_name
 from library.config.schema import options_of
+from library.config.values import did_you_mean
 from library.sampling.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
@@ -54,15 +56,35 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
     if compare == "files":
         return [Column(_titled(path, strength), ((path, strength),)) for path, strength in loras]
     if compare == "strengths":
+        if not strengths:
+            raise ConfigError("There are no strengths to compare: name some, such as 0, 0.5, 1")
         return [Column(f"× {by:g}", tuple((path, strength * by) for path, strength in loras)) for by in strengths]
     return [Column(together, tuple(loras))]
 
 
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:
     """Return the values of a config that affect sampling."""
+    effective = sampling_options(family)
+    return {name: value for name, value in values.items() if name in effective}
+
+
+def sampling_options(family: str) -> set[str]:
+    """Return the names of the options that affect sampling."""
     options = options_of(families.config_class(families.lora_script(family)))
-    sampling_options = {name for name, option in options.items() if option.section == "model"} | {*OPTIONS}
-    return {name: value for name, value in values.items() if name in sampling_options & options.keys()}
+    of_model = {name for name, option in options.items() if option.section == "model"}
+    return options.keys() & (of_model | {*OPTIONS})
+
+
+def option_problems(family: str, names: Iterable[str]) -> Iterator[Problem]:
+    """Yield names that are no options, or options without effect on sampling."""
+    effective, config = sampling_options(family), families.config_class(families.lora_script(family))
+    for name in names:
+        if name in options_of(config):
+            if name not in effective:
+                yield Problem(name, "has no effect on images; leave it out")
+        elif name not in understood(config):
+            hint = did_you_mean(name, effective, option_name)
+            yield Problem(name, "is not an option{hint}", hint=hint)
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -15,6 +15,7 @@ from library.sampling.prompts import (
     OTHER_MODELS,
     SAMPLERS,
     SIDES,
+    SMALLEST_SIDE,
     TEXT,
     WHOLE,
     Prompt,
@@ -126,8 +127,11 @@ def _rounded(option: tuple[str, Any] | None, multiple: int) -> MessageLike:
         return ""
     side = int(float(option[1]))
     used = rounded_side(side, multiple)
-    template = "becomes {used}, as sides are multiples of {multiple} here"
-    return "" if used == side else Message(template, used=used, multiple=multiple)
+    if used == side:
+        return ""
+    if side < SMALLEST_SIDE:
+        return Message("becomes {used}, the shortest side of an image", used=used)
+    return Message("becomes {used}, as sides are multiples of {multiple} here", used=used, multiple=multiple)
 
 
 def _written(entry: str | JsonMapping) -> Iterator[tuple[str, tuple[str, Any] | None]]:
@@ -177,6 +181,6 @@ def _cut(text: str, value: Any) -> MessageLike:
     letter, _, value_text = text.removeprefix("--").partition(" ")
     pattern = LETTERS[letter.lower()][1]
     value_text = value_text.strip()
-    if pattern is TEXT or (pattern.fullmatch(value_text) and float(value_text) == value):
+    if pattern is TEXT or (pattern.fullmatch(value_text) and type(value)(value_text) == value):
         return ""
     return Message("is read as {value}; write a plain number", value=value)

@@ -76,7 +76,13 @@ FIELD_TYPES: dict[str, Callable[[Any], Any]] = {
 }
 MAX_IMAGE_SIDE = 8192  # pixels of a side
 STRONGEST = 1000  # of a scale or a shift
+NO_PROMPT = {
+    ".txt": ": {name} holds no prompt; write one per line",
+    ".toml": ": {name} holds no prompt; write each as a table, [[prompt.subset]]",
+    ".json": ": {name} holds no prompt; write a list of texts or of objects",
+}
 SIDES = ("width", "height")
+SMALLEST_SIDE = 64  # pixels, which every sampler generates at least
 SAMPLERS = tuple(section_options(Sampling)["sample_sampler"].choices)
 
 
@@ -97,7 +103,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     if problems:
         raise ConfigError(*problems)
     if not parsed:
-        raise ConfigError(Problem("sample_prompts", ": {name} holds no prompt; write one per line", name=path.name))
+        raise ConfigError(Problem("sample_prompts", NO_PROMPT.get(ending, NO_PROMPT[".txt"]), name=path.name))
     return [prompt for prompt, _ in parsed]
 
 
@@ -118,7 +124,7 @@ def prompt_images(prompt: Prompt) -> tuple[str, ...]:
 
 
 def rounded_side(side: int, multiple: int) -> int:
-    return max(side // multiple * multiple, multiple)  # rounded down, but not to 0
+    return max(side // multiple * multiple, SMALLEST_SIDE)
 
 
 def parse_line(line: str) -> Prompt:
@@ -180,8 +186,8 @@ def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
         raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
-            prompt = parse_line(entry)
-            yield prompt, _placed(Message("entry {number}", number=number), prompt)
+            prompt, where = parse_line(entry), Message("entry {number}", number=number)
+            yield prompt, _placed(where, prompt) if entry.strip() else Message("{where} has no prompt", where=where)
         elif isinstance(entry, dict):
             yield _from_mapping(entry, Message("entry {number}", number=number))
         else:
@@ -244,7 +250,7 @@ def problem_of(prompt: Prompt) -> MessageLike:
     if prompt.flow_shift == 0:
         return Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:  # the seeds that PyTorch takes
-        return Message("seed {seed} is too large; write one below 2^64", seed=prompt.seed)
+        return Message("seed {seed} is out of range; write one from 0 to 2^64 - 1", seed=prompt.seed)
     return ""
 
 

@@ -131,7 +131,7 @@ def parse_strengths(text: str) -> list[float]:
 def parse_option(text: str) -> tuple[str, str]:
     """Split OPTION=VALUE."""
     name, separator, value = text.partition("=")
-    if not separator:
+    if not (separator and name.strip()):
         raise ConfigError("{text}: write OPTION=VALUE", text=text)
     return name.strip(), value
 
@@ -140,11 +140,11 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of the file and of the command line."""
     prompts = [*(prompt_files.read_prompts(arguments.prompts) if arguments.prompts else ())]
     prompts += [prompt_files.parse_line(line) for line in arguments.prompt if line.strip()]
+    if arguments.seed is not None:
+        prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     for prompt in prompts:
         if why := prompt_files.problem_of(prompt):
             raise ConfigError("prompt: {why}", why=why)
-    if arguments.seed is not None:
-        prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     return prompts
 
 
@@ -170,6 +170,8 @@ def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path
         if not recognised.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
         family, values = recognised.family, {MODEL_OPTION: str(path), **recognised.options}
+    if problems := [*plan.option_problems(family, options)]:
+        raise ConfigError(*problems)
     return build_config(
         families.config_class(families.lora_script(family)),
         plan.sampling_values(family, {**values, **options}),

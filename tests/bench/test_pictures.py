@@ -18,14 +18,22 @@ def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
     monkeypatch.setattr(timing, "RATE_SECONDS", 0.01)
     subject = subjects.FamilySubject(families.lora_script(family), {"compile_backend": "eager"}, "tiny")
     every_way = pictures.picture_ways(torch.device("cpu"))
-    assert {"attention flash", "attention math"} < every_way.keys()
-    ways = [*every_way] if family == "flux" else ["eager", "compiled+recorded"]  # all with the smallest
+    assert {"attention flash", "attention math", "compiled+cached"} < every_way.keys()
+    assert not any("recorded" in way for way in every_way)  # only a GPU records
+    assert {"recorded", "compiled+recorded"} < pictures.PICTURE_WAYS.keys()
+    ways = [*every_way] if family == "flux" else ["eager", "compiled"]  # all with the smallest
     monkeypatch.setattr(measure, "picture_ways", lambda _: ways)
     run = measure.BenchRun(subject, torch.device("cpu"), [], (report.SAMPLE,), (64,), QUICK, say=lambda _: None)
     rows = [row for start, act in run._todo() for row in run._careful(start, act)]
-    assert [row["candidate"] for row in rows] == [way for way in ways for _ in range(2)]
     assert all(row["status"] == "ok" and row["ms"]["p50"] > 0 for row in rows), rows
-    for row in rows:
+    around = [row["part"] for row in rows if row["part"].startswith(("text encoder", "vae"))]
+    assert around[-1] == report.DECODE and len(around) == 1 + len(subject.encoders())
+    rows = rows[len(around) :]
+    assert [row["candidate"] for row in rows] == [way for way in ways for _ in range(3)]
+    assert [row["part"] for row in rows[:3]] == ["first picture", "denoising step", "picture of 4 steps"]
+    for row in (row for row in rows if row["part"] != "first picture"):
+        assert ("skipped" in row) == row["candidate"].endswith("cached") and 0 <= row.get("skipped", 0) <= 0.5
+    for row in (row for row in rows if row["part"] != "first picture"):
         compiled = "compiled" in row["candidate"]
         assert ("compile" in row) == compiled and (not compiled or row["compile"]["num_graphs"] > 0)
         assert row["not_recorded"]  # on a CPU

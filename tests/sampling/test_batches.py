@@ -124,6 +124,12 @@ def test_a_batch_without_room_is_halved_and_stays_so():
     assert sampler.batches == [[0, 1], [2, 3], [4]]
 
 
+def test_a_size_without_room_is_not_tried_again():
+    sampler = Sampled(room=1)
+    assert sampler.run(BatchSizer(5, CPU)) == {n: f"picture {n}" for n in range(5)}
+    assert sampler.batches == [[0, 1, 2, 3, 4], [0, 1], [0], [1], [2], [3], [4]]
+
+
 def test_one_that_fails_costs_no_other_its_picture():
     sampler = Sampled(room=9, broken={2})
     made = sampler.run(BatchSizer(4, CPU))

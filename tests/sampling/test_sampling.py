@@ -53,7 +53,7 @@ def adapter_names(family, parts):
         layers = [
             adapter
             for adapter in targets.find_target_layers(root, part, family.adapter_name, ())
-            if "attn" in adapter.path.lower()
+            if "att" in adapter.path.lower()
         ]
         adapters |= {
             adapter.name: adapter.layer for adapter in layers[:3] if isinstance(adapter.layer, torch.nn.Linear)

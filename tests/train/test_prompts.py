@@ -287,5 +287,21 @@ def test_a_size_that_is_rounded_is_reported(tmp_path, name, text):
     (said,) = prompt_checks.notes(write(tmp_path, name, text), multiple=16)
     assert "100 becomes 96, as sides are multiples of 16 here" in str(said)
     assert not prompt_checks.notes(tmp_path / name, multiple=4)
-    (small,) = prompt_checks.line_notes("a --w 5 --h 32", ControlUse(), False, 16)
-    assert str(small) == "prompt: --w 5 becomes 16, as sides are multiples of 16 here"
+    (small,) = prompt_checks.line_notes("a --w 5 --h 128", ControlUse(), False, 16)
+    assert str(small) == "prompt: --w 5 becomes 64, the shortest side of an image"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("p.txt", "# nothing", "p.txt holds no prompt; write one per line"),
+        ("p.json", "[]", "p.json holds no prompt; write a list of texts or of objects"),
+        ("p.json", '["a", " "]', "p.json, entry 2 has no prompt"),
+        ("p.toml", '[prompt]\nprompt = "a"\n', "p.toml holds no prompt; write each as a table, [[prompt.subset]]"),
+        ("p.toml", '[[prompt]]\nprompt = "a"\n', "p.toml holds no prompt; write each as a table, [[prompt.subset]]"),
+    ],
+)
+def test_a_file_without_a_prompt_says_how_its_format_has_one(tmp_path, name, text, says):
+    with pytest.raises(ConfigError) as error:
+        prompts.read_prompts(write(tmp_path, name, text))
+    assert str(error.value) == f"sample_prompts: {says}"

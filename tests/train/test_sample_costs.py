@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from kohya_gui.panel import samples as gallery
+from library import families
 from library.check import preview_memory, preview_time
 from library.check.estimate import MemoryEstimate
 from library.config.building import replace_options
+from library.families.base import SampleRequest
 from library.runs import bundle, layout, reader
 from library.sampling import caption_prompts
 from library.train import journal
@@ -63,7 +65,7 @@ def test_a_damaged_or_older_record_shows_no_cost(tmp_path, damaged):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_check_counts_steps_guidance_and_sizes(demo, script, prompts):
+def test_the_check_counts_steps_and_sizes(demo, script, prompts):
     plain = config_of(demo, script, sample_prompts=prompts, sample_every_n_steps=2, max_train_steps=8)
     clock = Clock(8, 4, 2)
 
@@ -73,10 +75,25 @@ def test_the_check_counts_steps_guidance_and_sizes(demo, script, prompts):
     prompts.write_text("a cat --w 64 --h 64 --l 1\n", encoding="utf-8")
     few = steps(sample_steps=2)
     assert steps(sample_steps=4) == pytest.approx(2 * few)
-    prompts.write_text("a cat --w 64 --h 64 --l 5\n", encoding="utf-8")
-    assert steps(sample_steps=2) == pytest.approx(2 * few)
     prompts.write_text("a cat --w 128 --h 64 --l 1\n", encoding="utf-8")
     assert steps(sample_steps=2) > few
+    assert steps(sample_steps=2, sample_compile="true") < steps(sample_steps=2, sample_compile="false")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_check_counts_both_prompts_where_the_sampler_is_guided(demo, script, prompts):
+    config = config_of(demo, script, sample_prompts=prompts, sample_every_n_steps=2, max_train_steps=8, sample_steps=1)
+    family = families.family_for(config)
+    sampler = family.sampler(family.load(torch.float32, deferring=True))
+
+    def steps(scale):
+        prompts.write_text(f"a cat --w 64 --h 64 --l {scale}\n", encoding="utf-8")
+        return preview_time.preview_time(config, Clock(8, 4, 2), (64, 64)).steps
+
+    once = min(steps(scale) for scale in (0, 0.5, 1, 5))
+    for scale in (0, 0.5, 1, 5):
+        passes = 2 if sampler.is_guided(SampleRequest("", scale=scale)) else 1
+        assert steps(scale) == pytest.approx(passes * once)
 
 
 @pytest.mark.parametrize(

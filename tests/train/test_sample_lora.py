@@ -9,7 +9,10 @@ from PIL import Image
 
 from library import families
 from library.check import preflight
-from library.methods import targets
+from library.config.building import draft
+from library.config.schema import option_values
+from library.methods import find_method_problems, targets
+from library.sampling import few_steps
 from library.train.evaluation import samples
 from tests.sampling.test_sampling import lora_file
 from tests.training import FEW, LORAS, SCRIPTS, config_of, several_blocks, train
@@ -104,6 +107,19 @@ def test_prompts_with_more_steps_of_their_own_are_named(demo, squares, tmp_path)
     assert [str(one) for one in remarks if one.option == "sample_lora"] == [
         "sample_lora: in prompts.txt, 1 prompt with more steps of their own than 2, which count; leave --s out"
     ]
+
+
+@pytest.mark.parametrize("option", ["sample_lora", "assistant_lora"])
+def test_a_strength_that_is_no_number_is_one_problem(demo, squares, tmp_path, option):
+    values, _ = values_of(demo, "flux_train_network", tmp_path, train_data_dir=squares, output_dir=tmp_path / "out")
+    config = config_of(demo, "flux_train_network", **values)
+    config = draft(type(config), {**option_values(config), option: "gone.safetensors:nan"})
+    (said,) = [*few_steps.setting_problems(config), *find_method_problems(config), *_rules(config)]
+    assert str(said) == f"{option} has the strength 'nan', which is no number; write gone.safetensors:0.8"
+
+
+def _rules(config):
+    return [*config.sample.check(config), *config.network.check(config)]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -182,7 +182,10 @@ class SampleRunner:
         reports = training.world.gather((paths, list(dict.fromkeys(problems))))
         beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
         if pictures := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
-            training.journal.previewed(training.clock.step, pictures, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            beside.attempt(
+                lambda: training.journal.previewed(training.clock.step, pictures, seconds), NOT_LISTED, training
+            )
 
     def _generate(self, training: Training, paths: dict[int, Path], problems: list[MessageLike]) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""

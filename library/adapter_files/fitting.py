@@ -1,0 +1,39 @@
+"""Whether the file of an adapter can belong to a model, by its header alone."""
+
+from pathlib import Path
+
+from library import families
+from library.adapter_files import names, storage
+from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError, Message
+from library.families import recognition
+
+
+def misfit(path: Path, stored: JsonMapping, family: str) -> Message | None:
+    """Return why a file is no adapter, or one of another family; None if it fits or does not tell.
+
+    `stored` is the header: an entry with the shape by name of a tensor.
+    """
+    shapes = {key: tuple(entry["shape"]) for key, entry in stored.items()}
+    base, words = recognition.family_and_description(shapes)
+    if base:
+        return Message("{path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
+    try:
+        fitting = _families_of(path, shapes)
+    except names.ForeignModelError as e:
+        return Message("{path}: {error}", path=path, error=e.problems[0])
+    except ConfigError:  # names of no known family
+        return None
+    if family in fitting:
+        return None
+    template = "{path} was made for {other}, and this is {title}; choose a file made for it"
+    other, title = (families.facts_of(name).title for name in (fitting[0], family))
+    return Message(template, path=path, other=other, title=title)
+
+
+def _families_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    return names.possible_families(map(layer_of, shapes), storage.metadata_of(path), names.module_sizes(shapes))
+
+
+def layer_of(key: str) -> str:
+    return key.partition(".")[0] if key.startswith("lora_") else key

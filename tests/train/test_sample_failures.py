@@ -1,0 +1,77 @@
+"""Whatever fails while samples are generated, the training goes on and learns the same."""
+
+import errno
+
+import pytest
+import torch
+from PIL import Image
+
+from library.families.flux.sampler import FluxSampler
+from library.families.shared.sampler import Sampler
+from library.sampling.engine import PictureEngine
+from library.train.journal import Journal
+from tests.training import config_of, train
+
+SCRIPT = "flux_train_network"
+FULL = OSError(errno.ENOSPC, "No space left on device")
+# What fails: a part of generating, keeping or reporting samples, with its error.
+FAILING = [
+    (FluxSampler, "encode", KeyError("a token")),
+    (FluxSampler, "is_guided", RuntimeError("broken")),
+    (Sampler, "batch_key", ZeroDivisionError()),
+    (Sampler, "vae_on", RuntimeError("broken")),
+    (Sampler, "pictures", MemoryError()),
+    (Sampler, "decoded", RecursionError()),
+    (PictureEngine, "_decide", TypeError("broken")),
+    (PictureEngine, "_enter", torch.OutOfMemoryError("broken")),
+    (PictureEngine, "_note_graphs", RuntimeError("broken")),
+    (Image.Image, "save", FULL),
+    (Journal, "sampled", FULL),
+    (Journal, "previewed", FULL),
+]
+
+
+@pytest.fixture
+def values(squares, tmp_path):
+    (tmp_path / "p.txt").write_text("a --w 64 --h 64 --d 1\nb is longer --w 64 --h 64\n", encoding="utf-8")
+    sampling = {"sample_prompts": tmp_path / "p.txt", "sample_every_n_steps": 1, "sample_at_first": True}
+    return {"train_data_dir": squares, "max_train_steps": 2, "seed": 5, "sample_steps": 1, **sampling}
+
+
+@pytest.fixture(scope="module")
+def plain(demo, squares, tmp_path_factory):
+    values = {"train_data_dir": squares, "max_train_steps": 2, "seed": 5}
+    return train(config_of(demo, SCRIPT, output_dir=tmp_path_factory.mktemp("plain"), **values))
+
+
+@pytest.mark.parametrize(("owner", "name", "error"), FAILING)
+def test_the_training_is_that_without_samples(demo, values, plain, tmp_path, monkeypatch, owner, name, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(owner, name, fail)
+    made = train(config_of(demo, SCRIPT, output_dir=tmp_path / "out", sample_batch_size=2, **values))
+    assert made.losses == plain.losses and len(made.losses) == 2
+    tensors = made.tensors()
+    assert all(torch.equal(tensor, tensors[key]) for key, tensor in plain.tensors().items())
+    said = [event["text"] for event in made.events("warning")]
+    assert said and all(text.endswith(("the training goes on", "tried again when samples are due")) for text in said)
+
+
+@pytest.mark.parametrize("text", ["# no prompt\n", "a --w 0\n", b"\x00\xff\x01", None])
+def test_prompts_that_become_unusable_leave_those_from_before(demo, values, plain, tmp_path, monkeypatch, text):
+    from library.train.evaluation.samples import SampleRunner
+
+    at_first, path = SampleRunner.at_first, tmp_path / "p.txt"
+
+    def spoil(*arguments):
+        at_first(*arguments)
+        path.unlink()
+        if text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    monkeypatch.setattr(SampleRunner, "at_first", spoil)
+    made = train(config_of(demo, SCRIPT, output_dir=tmp_path / "out", **values))
+    assert made.losses == plain.losses and len(made.events("sample")) == 6
+    said = [event["text"] for event in made.events("warning")]
+    assert len(said) == (text is not None) and all("the prompts from before are used" in one for one in said)
