@@ -48,9 +48,11 @@ def apply_recipe(
 
 
 def missing_references(purpose: str, config: RunConfig) -> list[Problem]:
-    """The problem of an edit without reference images, which would learn what its images show, and no change."""
+    """The problem of an edit without reference images, which would learn what its images show, and no change. Of a
+    model that is only trained with them, the check reports it for each folder."""
     sources = (getattr(config.data, name, None) for name in (REFERENCES, "dataset_config", "in_json"))
-    if purpose != "edit" or not config.control_images.most or any(sources):
+    use = config.control_images
+    if purpose != "edit" or use.least or not use.most or any(sources):
         return []
     template = "is not set: choose the folder of the images before the edit, with the same file names"
     return [Problem(REFERENCES, template)]
