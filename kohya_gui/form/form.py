@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
+from kohya_gui.form.recipes import OF_PURPOSES, REFERENCES, missing_references
 from kohya_gui.form.sections import GROUPS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
@@ -32,7 +33,7 @@ from library.runs import gpu_slots
 
 NOT_SET = "not set"
 REPLACES_REQUIRED = "dataset_config"  # replaces fields that are required without it
-IMAGE_SOURCES = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", REPLACES_REQUIRED)
+IMAGE_SOURCES = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", REPLACES_REQUIRED, REFERENCES)
 LAUNCH_FIELDS = {
     name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"
 }
@@ -65,6 +66,7 @@ class Submission:
     typed: frozenset[str] = frozenset()  # options that differ from the form's start
     anyway: bool = False  # whether images without captions were confirmed
     preset: str = ""  # the id of the preset that the form started from
+    purpose: str = ""  # of the recipe on top of that preset
 
 
 # Why: docs/decisions/2026-11-20-form-is-plain-html.md
@@ -104,7 +106,7 @@ class SettingsForm:
             launch, anyway = dict(contents["launch"]), contents.get("anyway") is True
             typed = frozenset(map(str, contents.get("typed", ())))
             start = PRESET_ID.fullmatch(str(contents.get("start") or ""))
-            about = (launch, typed, anyway, start[0] if start else "")
+            about = (launch, typed, anyway, start[0] if start else "", str(contents.get("purpose") or ""))
             submission = Submission(str(contents["family"]), dict(contents["values"]), *about)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again") from None
@@ -131,7 +133,8 @@ class SettingsForm:
         problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch)]
         # A field with a mistake is not missing as well.
         named = reading.wrong.union(*(problem.options for problem in problems))
-        problems += [problem for problem in find_missing(reading.config) if problem.option not in named]
+        missing = [*find_missing(reading.config), *missing_references(submission.purpose, reading.config)]
+        problems += [problem for problem in missing if problem.option not in named]
         return replace(reading, problems=problems)
 
     def lenient_config(self, submission: Submission) -> Any:
@@ -280,7 +283,8 @@ class SettingsForm:
             facts["aria-required"] = "true"
         if option.name in self.replaced:
             facts["data-unless"] = REPLACES_REQUIRED
-        shown = attributes({"data-shown-with": condition(option.shown_with)} if option.shown_with else {})
+        shown_with = option.shown_with or (OF_PURPOSES.get(option.name, {}) if span else {})
+        shown = attributes({"data-shown-with": condition(shown_with)} if shown_with else {})
         if field.pending:
             facts["disabled"] = ""
         text = (

@@ -1,5 +1,5 @@
 // The fields of a form, and the families that each is for.
-import { all, isField } from "../server/elements.js";
+import { all, fieldValue, isField } from "../server/elements.js";
 
 /**
  * @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch
@@ -48,6 +48,16 @@ export const fieldsOf = (where, names) => {
   const elements = all(where, names.map((name) => `[data-option="${name}"]`).join()), chosen = family(where);
   return /** @type {Field[]} */ (elements.filter(isField)).filter((field) => isFor(field, chosen));
 };
+
+/**
+ * The images that a form names, as one text: missing captions have to be confirmed once for each.
+ * @param {HTMLFormElement} where
+ */
+export function images(where) {
+  return fieldsOf(where, ["train_data_dir", "dataset_config", "in_json", "caption_extension"])
+    .map(fieldValue)
+    .join("\n");
+}
 
 /**
  * Whether two texts mean the same value: 1600.0 is 1600, and 0.0001 is 1e-4.

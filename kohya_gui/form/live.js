@@ -238,7 +238,7 @@ function countAgain(message) {
  */
 function anyway(button) {
   const where = form.formOf(tabOf(button));
-  where.dataset.anyway = form.images(where);
+  where.dataset.anyway = inputs.images(where);
   find(around(button, ".bar"), `button.${button.dataset.again}`).click();
 }
 

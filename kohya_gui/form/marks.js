@@ -1,4 +1,4 @@
-// Marks at a field: that it was changed, and that it is required.
+// Marks at a field: that it was changed, that it is required, and that a message is about it.
 import { say } from "../i18n/sentences.js";
 import { around, find, make } from "../server/elements.js";
 
@@ -31,4 +31,15 @@ export function markChanged(field, differs) {
 export function markRequired(field, isRequired) {
   around(field, ".field").classList.toggle("required", isRequired);
   field.setAttribute("aria-required", String(isRequired));
+}
+
+/**
+ * Remove from fields with another value the red border that the last message gave them.
+ * @param {[string, string | boolean][]} before the values by the id of their field
+ * @param {[string, string | boolean][]} now
+ */
+export function forgetMarks(before, now) {
+  const old = new Map(before);
+  for (const [id, value] of now)
+    if (old.has(id) && old.get(id) !== value) document.getElementById(id)?.classList.add("mended");
 }

@@ -68,3 +68,16 @@ export const tellError = (tab, error) =>
     ...messageOf(error)
       .split("\n")
       .map((line) => make("p", {}, ...withAllowButton(line))));
+
+/**
+ * Put away a report on another family's settings.
+ * @param {HTMLFormElement} where
+ */
+export function putAway(where) {
+  const bar = find(around(where, ".training"), ".bar");
+  bar.classList.toggle("away", bar.querySelector(".message.bad, .findings") !== null);
+}
+
+document.addEventListener("change", ({ target }) => {
+  if (target instanceof HTMLInputElement && target.name === "family" && target.form) putAway(target.form);
+});

@@ -2,8 +2,8 @@
 import { around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
 import * as histories from "./history.js";
-import { families, familiesOf, family, fields, fieldsOf, isFor, same } from "./inputs.js";
-import { markChanged, markRequired } from "./marks.js";
+import { families, familiesOf, family, fields, fieldsOf, images, isFor, same } from "./inputs.js";
+import { forgetMarks, markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
 import { source, store } from "./storage.js";
 
@@ -169,11 +169,13 @@ export const nextTurn = (tab) => (turns[tab] = turnOf(tab) + 1);
  * @param {HTMLFormElement} where
  */
 export function held(where) {
-  const name = family(where);
-  /** @type {{ family: string, values: Values, typed: string[], launch: Values, anyway: boolean, start: string }} */
+  const name = family(where), { id: start, purpose = "" } = startOf(where, name);
+  /**
+   * @type {{ family: string, values: Values, typed: string[], launch: Values, anyway: boolean, start: string,
+   *   purpose: string }}
+   */
   const sent = {
-    family: name, values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where),
-    start: startOf(where, name).id,
+    family: name, values: {}, typed: [], launch: {}, anyway: where.dataset.anyway === images(where), start, purpose,
   };
   for (const field of fields(where)) {
     if (!isFor(field, name)) continue;
@@ -184,16 +186,6 @@ export function held(where) {
     if (!untouched(field, name)) sent.typed.push(option);
   }
   return sent;
-}
-
-/**
- * The images that a form names, as one text: missing captions have to be confirmed once for each.
- * @param {HTMLFormElement} where
- */
-export function images(where) {
-  return fieldsOf(where, ["train_data_dir", "dataset_config", "in_json", "caption_extension"])
-    .map(fieldValue)
-    .join("\n");
 }
 
 /**
@@ -330,7 +322,9 @@ export function settle(where) {
   const name = family(where);
   for (const field of fields(where)) mark(field, name);
   for (const field of fields(where)) if (field.dataset.unless) demand(field, name);
-  latest[where.id] = copyOf(where);
+  const now = copyOf(where);
+  forgetMarks(latest[where.id]?.kept ?? [], now.kept);
+  latest[where.id] = now;
   store(where.id, JSON.stringify(latest[where.id]));
   document.dispatchEvent(new CustomEvent("kohya:settled", { detail: where }));
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, counted, join_messages
+from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import recipe_files
@@ -14,6 +14,9 @@ from library.recipes.recipe_files import MEANT, PURPOSES, Recipe
 STEPS = "max_train_steps"
 BATCH_OPTIONS = ("train_batch_size", "gradient_accumulation_steps", "num_processes")
 MAX_IMAGES = 10**7
+REFERENCES = "control_directory"
+# Options on top of a form -> the purposes that they are for; "" is a form without a recipe.
+OF_PURPOSES = {REFERENCES: {"purpose": ("edit", "")}}
 
 
 def apply_recipe(
@@ -42,6 +45,17 @@ def apply_recipe(
         "sets": _sets(recipe, with_recipe),
         "advice": proposal.reason if proposal else _advice(recipe),
     }
+
+
+def missing_references(purpose: str, config: RunConfig) -> list[Problem]:
+    """The problem of an edit without reference images, which would learn what its images show, and no change. Of a
+    model that is only trained with them, the check reports it for each folder."""
+    sources = (getattr(config.data, name, None) for name in (REFERENCES, "dataset_config", "in_json"))
+    use = config.control_images
+    if purpose != "edit" or use.least or not use.most or any(sources):
+        return []
+    template = "is not set: choose the folder of the images before the edit, with the same file names"
+    return [Problem(REFERENCES, template)]
 
 
 def _models_for_purpose(model: RunConfig) -> Message | str:

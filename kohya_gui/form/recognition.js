@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { fieldValue, make, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import * as inputs from "./inputs.js";
-import { sentOf, tell } from "./messages.js";
+import { putAway, sentOf, tell } from "./messages.js";
 import * as form from "./page.js";
 
 /** @typedef {import("./inputs.js").Field} Field */
@@ -74,7 +74,10 @@ export function recognise(where, model) {
     (field) => String(fieldValue(field)) !== String(values[field.dataset.option ?? ""] ?? fieldValue(field)));
   if (family === held.family && !differs) return;
   form.remember(where);
-  if (family !== held.family) form.chooseFamily(where, family);
+  if (family !== held.family) {
+    form.chooseFamily(where, family);
+    putAway(where);
+  }
   values[MODEL] = held.values[MODEL];
   for (const field of mine)
     if ((field.dataset.option ?? "") in values) setValue(field, values[field.dataset.option ?? ""]);

@@ -45,6 +45,7 @@ TABS = (
         "lora",
         _rows(
             "train_data_dir",
+            "control_directory",
             "output_dir:4 output_name:2",
             "resolution train_batch_size max_train_steps",
             "network_dim learning_rate",

@@ -11,6 +11,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message
 
 WIDTH, HEIGHT, MAX_POINTS = 600, 150, 300  # units of a chart, and the most points of a line
+MAX_LABEL = 6  # characters that fit beside an axis
 MAX_RATES = 3  # learning rates shown at most
 
 
@@ -145,7 +146,8 @@ class _Frame(NamedTuple):
 
 def _short(value: float) -> str:
     text = f"{value:.3g}"
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if "e" in text else text
+    is_long = "e" in text or len(text) > MAX_LABEL
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if is_long else text
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:

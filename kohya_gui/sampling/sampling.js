@@ -12,10 +12,13 @@ import { grow, valueToSend, watcher } from "../tools/commands.js";
 /** @typedef {[name: string, title: string]} Choice */
 
 const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
+// Fields that only some models have a use for.
+const OF_MODELS = ["control_image_path", "control_image_mask_path", "controlnet_image", "guidance_scale"];
 const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
 let nextSheet = ""; // the sheet to show, once it exists
+let isStale = false; // whether a form has changed since its fields were shown
 let runFromPanel = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
@@ -46,6 +49,8 @@ export function mount(element) {
     const list = hit(event, ".files");
     if (list) grow(list);
   });
+  for (const type of ["pointerenter", "focusin"])
+    part("form").addEventListener(type, () => void (isStale && model().value.startsWith(TAB) && showTaken()));
   part("#sampling-compare").addEventListener("change", settle);
   model().addEventListener("change", () => void chooseModel());
   sheets().addEventListener("change", () => void renderSheet(sheets().value));
@@ -61,7 +66,7 @@ async function start() {
   const run = runFromPanel;
   runFromPanel = "";
   await refresh(run);
-  if (!run) return;
+  if (!run) return void (await showTaken());
   model().value = run;
   await chooseModel();
   const list = part(".files"), [first] = all(list, "input", HTMLInputElement), newest = (await ofRun()).files.at(-1);
@@ -103,10 +108,23 @@ function settle() {
 /** Fill in the prompts of the run or form, and their size, steps and scales, where nobody has written others. */
 async function chooseModel() {
   settle();
-  const { prompts, fields } = await (model().value.startsWith(RUN) ? ofRun() : ofForm());
+  const { prompts, fields } = await showTaken();
   propose(part("#sampling-prompts", HTMLTextAreaElement), prompts.join("\n"));
   for (const field of all(part("form"), "[data-prompt]").filter(isField))
     propose(field, fields[field.dataset.prompt ?? ""] ?? "");
+}
+
+/**
+ * Show the fields that do something for the chosen model. Returns what else is known of it.
+ * @returns {Promise<Known>}
+ */
+async function showTaken() {
+  isStale = false;
+  const chosen = model().value, known = await (chosen.startsWith(RUN) ? ofRun() : ofForm());
+  if (chosen === model().value && known.takes)
+    for (const name of OF_MODELS)
+      around(part(`#sampling-${name}`), ".field").hidden = !known.takes.includes(name);
+  return known;
 }
 
 /**
@@ -120,7 +138,10 @@ function propose(field, value) {
   field.dataset.proposed = value;
 }
 
-/** @typedef {{ files: string[], prompts: string[], fields: Record<string, string> }} Known of a run or a form */
+/**
+ * @typedef {{ files: string[], prompts: string[], fields: Record<string, string>, takes?: string[] }} Known of a run or
+ *   a form
+ */
 
 /** @returns {Promise<Known>} */
 const ofRun = () => valuesFrom("sampling_run", { run: model().value.slice(RUN.length) });
@@ -167,8 +188,8 @@ async function begin() {
   const chosen = model().value;
   const fields = Object.fromEntries(
     all(part("form"), "[data-prompt]")
-      .filter(isField)
-      .map((field) => [field.dataset.prompt, field.value]));
+      .filter((field) => isField(field) && !around(field, ".field").hidden)
+      .map((field) => [field.dataset.prompt, isField(field) ? field.value : ""]));
   try {
     const { job } = await ask("sampling_begin", {
       model: chosen,
@@ -234,6 +255,9 @@ function picture({ small, large }, title, prompt) {
     make("span", {}, title));
 }
 
+document.addEventListener("kohya:settled", () => {
+  isStale = true;
+});
 document.addEventListener("click", (event) => {
   const button = hit(event, "[data-try]");
   if (!button) return;

@@ -19,12 +19,12 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row
 from library import families
-from library.config.building import build_config
+from library.config.building import Layer, build_config, read_layers
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
 from library.config.run_config import RunConfig
-from library.config.schema import flatten_sections
+from library.config.schema import flatten_sections, options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.jobs import job as jobs
@@ -34,6 +34,8 @@ from library.sampling import plan, prompt_rows, prompts
 SAMPLE_KIND = "sample"
 LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be tried
 GUIDE = "controlnet_image"
+IMAGE_LABELS = {"control_image_path": "Reference image", "control_image_mask_path": "Mask", GUIDE: "Control image"}
+GUIDANCE = "guidance_scale"
 MAX_LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
 GENERATED_FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # prefixes of the names of choices
@@ -81,11 +83,13 @@ class SamplingTab:
         folder = str(run.facts.get("folder") or ".")  # the folder it was started in, for relative paths
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         weight_files = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
+        settings = _run_settings(run)
         sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
         return {
             "files": weight_files,
             "prompts": [prompt for prompt in sample_prompts if prompt],
-            "fields": self._rows(_run_settings(run))[1],
+            "fields": self._rows(settings)[1],
+            "takes": _takes(_drafted(run, settings)),
         }
 
     def of_form(self, request: ApiRequest) -> JsonObject:
@@ -93,8 +97,10 @@ class SamplingTab:
         form = self.forms.get(request.text("tab"))
         if form is None:
             raise ConfigError("There is no such choice: load the page again.")
-        prompts_of_form, fields = self._rows(form.parse_submission(request.text("form")).values)
-        return {"files": [], "prompts": prompts_of_form, "fields": fields}
+        submission = form.parse_submission(request.text("form"))
+        prompts_of_form, fields = self._rows(submission.values)
+        takes = _takes(form.lenient_config(submission))
+        return {"files": [], "prompts": prompts_of_form, "fields": fields, "takes": takes}
 
     def _rows(self, values: JsonMapping) -> tuple[list[str], dict[str, str]]:
         """The prompts of the prompt file that these values name, and the fields that are the same for all of them."""
@@ -119,8 +125,10 @@ class SamplingTab:
         compare, strengths = request.text("compare"), _parse_strengths(request.text("strengths", "1"))
         if compare not in plan.COMPARE:
             raise ConfigError("There is no such choice: load the page again.")
-        if guide := request.values("fields").get(GUIDE):
-            paths.existing_file(guide, self.roots, samples.IMAGES, "Control image")
+        for name, label in IMAGE_LABELS.items():
+            for image in str(request.values("fields").get(name) or "").split(prompt_rows.BETWEEN):
+                if image.strip():
+                    paths.existing_file(image.strip(), self.roots, samples.IMAGES, label)
         lines = _prompt_file_lines(request)
         columns = plan.plan_columns(compare, loras, strengths)
         plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
@@ -220,6 +228,8 @@ class SamplingTab:
             .replace("[numbers]", numbers)
             .replace("[comparing]", comparing.comparison_html())
             .replace("[row]", lora_row("sampling-lora", "learned", "File"))
+            .replace("[browse-reference]", picker.browse_button("control_image_path", "Reference image", "file"))
+            .replace("[browse-mask]", picker.browse_button("control_image_mask_path", "Mask", "file"))
             .replace("[browse-guide]", picker.browse_button(GUIDE, "Control image", "file"))
             .replace("[browse]", picker.browse_button("folder", "Folder for images", "folder"))
             .replace("[folder]", escape(str(self.roots[0].joinpath(*GENERATED_FOLDER))))
@@ -241,6 +251,27 @@ def _run_settings(run: reader.RecordedRun) -> JsonObject:
     settings = {name: value for name, value in flatten_sections(resume.run_settings(run)).items() if value is not None}
     paths_of = {name: start_folder / value for name, value in settings.items() if isinstance(value, str) and value}
     return settings | {name: str(path) for name, path in paths_of.items() if path.exists()}
+
+
+def _drafted(run: reader.RecordedRun, settings: JsonMapping) -> RunConfig | None:
+    """The config of a run, as far as its settings can be read; None for a script that is not there any more."""
+    script = str(run.facts.get("script"))
+    return read_layers(config_class(script), [Layer(settings)]).config if script in RUNS else None
+
+
+def _takes(config: RunConfig | None) -> list[str]:
+    """The fields that do something for a model: the images that it is shown, and guidance that it was distilled with.
+    All for an unknown model."""
+    if config is None:
+        return [*IMAGE_LABELS, GUIDANCE]
+    use = config.control_images
+    does = {
+        "control_image_path": use.most > 0 or use.inpaints,
+        "control_image_mask_path": use.inpaints,
+        GUIDE: any(other.kind == "lllite" and other.family == config.family for other in map(config_class, RUNS)),
+        GUIDANCE: f"sample_{GUIDANCE}" in options_of(type(config)).keys() - config.ineffective.keys(),
+    }
+    return [name for name, has_effect in does.items() if has_effect]
 
 
 def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
@@ -278,7 +309,7 @@ def _pair(address: str, small: str) -> JsonObject:
 def _prompt_file_lines(request: ApiRequest) -> list[str]:
     """The prompts as lines of a prompt file, each with the fields common to all."""
     fields = request.values("fields")
-    field_names = {"negative_prompt", GUIDE, *(name for name, *_ in NUMBERS)}
+    field_names = {"negative_prompt", *IMAGE_LABELS, *(name for name, *_ in NUMBERS)}
     if fields.keys() - field_names or not all(isinstance(value, str) for value in fields.values()):
         raise ConfigError("This is not what the page sends: load it again")
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}

@@ -39,6 +39,8 @@ TOPICS = {
     "captions": "captions",
     "cache": "caches",
     "network": "training",
+    "embedding": "training",
+    "control": "training",
     "optim": "training",
     "steps": "training",
     "noise": "training",
@@ -117,9 +119,8 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     problems = [*reading.problems, *problems] if reading.known else reading.problems
     gpu, memory = graphics()
     findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
-    findings += [
-        Finding(topic(note, config), "hint", note, working_fix(note, config)) for note in [*reading.notes, *remarks]
-    ]
+    notes = [note for note in [*reading.notes, *remarks] if not _repeats_one(note, problems)]
+    findings += [Finding(topic(note, config), "hint", note, working_fix(note, config)) for note in notes]
     needs: fitting.MemoryEstimate | None = None
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
@@ -136,6 +137,11 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
         ]
     length = None if problems else training_length.expected_length(config, check)
     return Report(tuple(sorted(findings, key=_sort_key)), needs, length.total if length else None)
+
+
+def _repeats_one(note: Problem, problems: Sequence[Problem]) -> bool:
+    """Return whether a remark asks for what a problem asks for already."""
+    return bool(note.fix) and any(note.option == other.option and note.fix == other.fix for other in problems)
 
 
 def _sort_key(finding: Finding) -> tuple[int, int]:

@@ -328,7 +328,7 @@ def read_tables(path: Path) -> JsonObject:
 def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
     """Yield violations of rules among one data set's values, and between them and the run's options."""
     if not dataset.resolution:
-        yield _wrong(source, "resolution", "is not set; 1024 is usual")
+        yield _wrong(source, "resolution", "is not set: {size} is usual", size=config.usual_size)
     if dataset.enable_bucket:
         yield from _bucket_problems(dataset, source, config)
     if any(subset.control_directories for subset in dataset.subsets) and not config.control_images.most:

@@ -167,6 +167,7 @@ class RunConfig:
     adapters: ClassVar[bool]  # whether small weights beside a frozen model are trained, and saved in their own file
     can_be_left_out: ClassVar[bool] = False  # whether a pass can leave the trained weights out, for the base model
     encoder_rates: ClassVar[Mapping[str, str]] = {}  # whole text encoders that can learn -> options of their rates
+    usual_size: ClassVar[int] = 1024  # of images, in pixels
     usual_rate: ClassVar[str]  # a learning rate to begin with, as people write it
     file_kind: ClassVar[tuple[str, str]]  # modelspec's name for such a file, and its suffix of the architecture
     grid: ClassVar[int]  # bucket_reso_steps must be a multiple of this many pixels

@@ -14,6 +14,7 @@ from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
 CAPTION_SUFFIXES = (".txt", ".caption")
+BARE_FOLDER = "bare_folder"  # the code of the remark about images of one folder
 TEXTS = (*CAPTION_SUFFIXES, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
 
 
@@ -114,6 +115,7 @@ def about_missing(subset: SubsetConfig, listing: Listing, images: list[str], fil
                 fallback=fallback,
                 bare=some(bare),
                 topic="captions",
+                code=BARE_FOLDER,
             )
         )
     return Missing(None, remarks)

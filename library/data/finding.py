@@ -44,7 +44,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     regular: list[list[Image]] = []
     for position, dataset in enumerate(datasets):
         if dataset.resolution is None and all(problem.option != "resolution" for problem in survey.problems):
-            survey.problems.append(Problem("resolution", "is not set: 1024 is usual"))
+            survey.problems.append(Problem("resolution", "is not set: {size} is usual", size=config.usual_size))
         images = _images_of(survey, position, _with_valid_sizes(dataset))
         learned.append([image for image in images if not image.is_reg])
         regular.append([image for image in images if image.is_reg])

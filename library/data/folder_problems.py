@@ -51,7 +51,7 @@ def _unusable(option: str, parent: Path) -> Problem | None:
     if SURROGATES.search(str(parent)):
         return Problem(option, ": {parent} is no name in UTF-8, which a config needs; rename the folder", parent=parent)
     if not parent.exists():
-        return Problem(option, ": {parent} does not exist", parent=parent)
+        return Problem(option, ": {parent} does not exist; choose the folder of your images", parent=parent)
     if not parent.is_dir():
         return Problem(option, ": {parent} is a file; give the folder that holds your images", parent=parent)
     if why := looked_into(parent).unreadable:
@@ -97,6 +97,8 @@ def _without_concepts(option: str, parent: Path) -> Problem:
         template = ": neither {parent} nor a folder in it holds images (png, jpg, webp, bmp)"
         return Problem(option, template, parent=parent)
     template = ": {parent} is empty; it should hold images, or folders named 10_words with images"
+    if any(parent.iterdir()):
+        template = ": {parent} holds no images (png, jpg, webp, bmp), but other files; choose the folder of your images"
     return Problem(option, template, parent=parent)
 
 

@@ -12,6 +12,7 @@ from library.config.problems import SURROGATES, Message, Problem, Report, counte
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
 from library.data import finding, mask_check
+from library.data.caption_files import BARE_FOLDER
 from library.data.controls import stored_image_size
 from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some
 from library.data.idle_options import overridden, without_effect
@@ -64,6 +65,7 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
     if bare and other_captions:  # one cause, one message: the one with the option to set
         facts = {"why": other_captions[0], "fix": other_captions[0].fix, "topic": "captions", "code": "no_captions"}
         bare, other_captions = [Problem("", "no image has a caption: {why}", **facts)], other_captions[1:]
+    notes = [note for note in notes if not _says_no_more(note, config, bool(bare))]
     notes = [
         *bare,
         *other_captions,
@@ -75,6 +77,17 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
     notes += [*overridden(config, survey), *without_effect(config, survey)]
     notes += [*(problem for is_error, problem in copied if not is_error), *masks.warnings]
     return Check(stops, notes, survey.images, masks.text)
+
+
+def _says_no_more(note: Problem, config: RunConfig, is_bare: bool) -> bool:
+    """Return whether a remark is about a folder without captions where no image has one, or about repeats where
+    nothing counts epochs.
+    """
+    if note.code == BARE_FOLDER:
+        return is_bare
+    steps, save, sample = config.steps, config.save, config.sample
+    counted_epochs = (steps.max_train_epochs, save.save_every_n_epochs, sample.sample_every_n_epochs)
+    return "dataset_repeats" in note.fix and not any(counted_epochs)
 
 
 def _damaged(

@@ -19,5 +19,10 @@ def lost_time_sentence(entries: Any) -> MessageLike:
     spent = [(cause, float(seconds)) for cause, seconds in lost if cause and isinstance(seconds, int | float)]
     if not spent:
         return ""
-    parts = [Message("{cause} {seconds} s", cause=cause, seconds=f"{seconds:.1f}") for cause, seconds in spent]
+    parts = [Message("{cause} {seconds} s", cause=_cause(cause), seconds=f"{seconds:.1f}") for cause, seconds in spent]
     return Message(BESIDES, seconds=f"{sum(seconds for _, seconds in spent):.1f}", causes=join_messages(parts))
+
+
+def _cause(recorded: Any) -> Message:
+    # A record has it as text, which a message makes translatable.
+    return recorded if isinstance(recorded, Message) else Message(str(recorded))

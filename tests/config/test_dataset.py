@@ -147,7 +147,7 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         ("", {}, "there is no [[datasets]] table"),
         ("[[datasets]]\nresolution = 64\n", {}, "it has no [[datasets.subsets]] table with images"),
         ("datasets = 3\n", {}, "datasets must be written as tables, [[datasets]]"),
-        (SUBSET.replace("resolution = 64\n", ""), {}, "resolution is not set; 1024 is usual"),
+        (SUBSET.replace("resolution = 64\n", ""), {}, "resolution is not set: 1024 is usual"),
         (
             SUBSET + "[[datasets.subsets]]\nmetadata_file = 'm.json'\n",
             {},

@@ -23,7 +23,9 @@ def test_nothing_is_wrong_with_good_data(tmp_path):
 
 
 def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
-    assert [*map(str, problems(make.config(tmp_path / "no")))] == [f"train_data_dir: {tmp_path / 'no'} does not exist"]
+    assert [*map(str, problems(make.config(tmp_path / "no")))] == [
+        f"train_data_dir: {tmp_path / 'no'} does not exist; choose the folder of your images"
+    ]
     (tmp_path / "file").write_text("")
     assert "is a file" in str(problems(make.config(tmp_path / "file"))[0])
 
@@ -58,7 +60,7 @@ def test_the_leaf_instead_of_its_parent_is_told_the_parent(tmp_path):
 @pytest.mark.parametrize("script", ["sdxl_train_network", "sdxl_train", "flux_train_network", "flux_train"])
 def test_images_directly_in_the_folder_are_trained_on_and_a_fix_sets_repeats(tmp_path, script):
     make.folder(tmp_path, "cats")
-    config = make.config(tmp_path / "cats", script)
+    config = make.config(tmp_path / "cats", script, max_train_epochs=2)
     assert problems(config) == []
     (hint,) = data.check_data(config, 32).warnings
     assert "4 images directly in" in str(hint) and "each seen once per epoch" in str(hint)

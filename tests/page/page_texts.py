@@ -73,8 +73,11 @@ def templates(path: Path, without: Sequence[str] = (), makers: Mapping[str, int]
     for name, node in calls(path):
         if name == "counted" and isinstance(node.args[1], ast.Constant):
             yield from (f"{{count}} {node.args[1].value}", f"{{count}} {node.args[1].value}s")
-        if name in makers and name not in without and len(node.args) > makers[name]:
-            for template in constants(node.args[makers[name]], assigned):
+        if name not in makers or name in without:
+            continue
+        given = [keyword.value for keyword in node.keywords if keyword.arg == "template"]
+        if texts := node.args[makers[name] :][:1] or given if makers[name] >= 0 else node.args[-1:]:
+            for template in constants(texts[0], assigned):
                 yield template.removeprefix(":").lstrip() if name not in ("Message", "say") else template
 
 

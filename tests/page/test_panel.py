@@ -51,9 +51,12 @@ def test_notes_are_folded_unless_one_has_to_be_fixed():
     )
 
 
-def test_a_small_learning_rate_has_room_beside_its_axis(tmp_path):
-    page = shown(tmp_path, [step(1, lr={"unet": 8.54e-5}), step(2, lr={"unet": 8.54e-5})])
-    assert "<span>8.5e-5</span>" in page and "8.54e-05" in page  # in full in the table below
+@pytest.mark.parametrize(
+    ("rate", "label", "full"), [(8.54e-5, "8.5e-5", "8.54e-05"), (4.97e-4, "5.0e-4", "0.000497"), (5e-4, "0.0005", "")]
+)
+def test_a_small_learning_rate_has_room_beside_its_axis(tmp_path, rate, label, full):
+    page = shown(tmp_path, [step(1, lr={"unet": rate}), step(2, lr={"unet": rate})])
+    assert f"<span>{label}</span>" in page and full in page  # in full in the table below
 
 
 def test_phases_before_the_first_step(tmp_path):

@@ -1,5 +1,7 @@
 """The purpose of a training: its settings on top of a preset, and the steps that it proposes for the images."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
@@ -7,7 +9,9 @@ from kohya_gui.form import recipes, start_preset
 from kohya_gui.form.start_preset import Situation
 from kohya_gui.form.tabs import TABS
 from kohya_gui.panel import actions
-from library.recipes import preset_files
+from library.config.building import draft
+from library.config.schema import options_of
+from library.recipes import preset_files, recipe_files
 
 LORA = TABS[0]
 
@@ -92,6 +96,38 @@ def folder(served):
     return place
 
 
+EDITS = {"flux": {"model_type": "kontext"}, "qwen_image": {"model_version": "edit-2511"}}  # models that take references
+
+
+@pytest.mark.parametrize("family", LORA.configs)
+@pytest.mark.parametrize(
+    ("purpose", "values", "missing"),
+    [
+        ("edit", {}, ["control_directory"]),
+        ("edit", {"control_directory": "before"}, []),
+        ("edit", {"dataset_config": Path("sets.toml")}, []),
+        ("style", {}, []),
+        ("", {}, []),
+    ],
+)
+def test_an_edit_needs_reference_images_if_its_model_takes_them(family, purpose, values, missing):
+    config = LORA.configs[family]
+    named = {name: value for name, value in values.items() if name in options_of(config)}
+    model = draft(config, named | EDITS.get(family, {}))
+    is_left_open = (
+        model.control_images.most > model.control_images.least == 0
+    )  # otherwise the check asks for each folder
+    found = [problem.option for problem in recipes.missing_references(purpose, model)]
+    assert found == (missing if is_left_open else [])
+
+
+@pytest.mark.parametrize("family", LORA.configs)
+def test_every_model_that_takes_reference_images_offers_edits(family):
+    model = draft(LORA.configs[family], EDITS.get(family, {}))
+    offered = {recipe.purpose for recipe in recipe_files.fitting_recipes(model)}
+    assert ("edit" in offered) == (model.control_images.most > 0)
+
+
 STEPS = "#lora-max_train_steps"
 
 
@@ -144,6 +180,29 @@ def test_steps_are_proposed_for_the_images_unless_somebody_typed_them(visit, fol
     recipe.get_by_text("Style", exact=True).click()
     about.get_by_text("30 images, each seen about 67 times: 1,000 steps, as fewer teach too little.").wait_for()
     assert page.locator(STEPS).input_value() == "77"
+
+
+@pytest.mark.browser
+def test_an_edit_shows_the_folder_that_it_learns_from_and_a_report_leaves_with_its_family(visit, folder):
+    visitor = visit()
+    page = visitor.page
+    references = page.locator("#lora-form [data-option=control_directory]:visible")
+    visitor.family("FLUX.3")
+    assert references.count() == 0  # a character needs none
+    page.locator("#lora-form .recipe").get_by_text("Edit", exact=True).click()
+    references.wait_for()
+    assert references.get_attribute("aria-required") == "true"
+    visitor.fill(train_data_dir=str(folder))
+    visitor.click("Check")
+    visitor.until("Reference folder is not set: choose the folder of the images before the edit")
+    red = references.evaluate("e => getComputedStyle(e).borderColor")
+    visitor.put(control_directory=str(folder))  # not typed
+    assert references.evaluate("e => getComputedStyle(e).borderColor") != red
+    visitor.family("Krea 2")
+    page.wait_for_function(
+        "!document.querySelector('#lora-form').closest('.training').querySelector('.message')?.checkVisibility()"
+    )
+    assert references.count() == 0
 
 
 @pytest.mark.browser

@@ -95,6 +95,8 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"prompts": "a --ci /etc/passwd"}, "use the fields"),
         ({"fields": {"width": "wide"}}, "width cannot be"),
         ({"fields": {"controlnet_image": "/etc/x.png"}}, "outside"),
+        ({"fields": {"control_image_path": "/etc/x.png"}}, "outside"),
+        ({"fields": {"control_image_mask_path": "/etc/x.png"}}, "outside"),
         ({"fields": {"rest": " --ci /etc/x"}}, "not what the page sends"),
         ({"compare": "rm"}, "no such choice"),
         ({"strengths": "a"}, "Strengths are numbers"),
@@ -227,6 +229,41 @@ def test_only_pictures_of_a_comparison_inside_the_roots_are_shown(tab, tmp_path)
     for name in ("job:../x", "run:none", ""):
         with pytest.raises(ConfigError):
             tab.sheet(ApiRequest({"name": name}))
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "takes"),
+    [
+        ("sdxl", {}, ["controlnet_image"]),
+        ("sd15", {}, []),
+        ("krea_2", {}, []),
+        ("flux", {}, ["guidance_scale"]),
+        ("flux", {"model_type": "kontext"}, ["control_image_path", "guidance_scale"]),
+        ("flux", {"model_type": "fill"}, ["control_image_path", "control_image_mask_path", "guidance_scale"]),
+        ("flux_3", {}, ["control_image_path"]),
+        ("qwen_image", {}, []),
+        ("qwen_image", {"model_version": "edit-2511"}, ["control_image_path"]),
+        ("qwen_image_21", {}, ["control_image_path"]),
+    ],
+)
+def test_a_form_names_the_fields_that_do_something_for_its_model(tab, family, values, takes):
+    form = json.dumps({"family": family, "values": values, "launch": {}})
+    assert tab.of_form(ApiRequest({"tab": TAB.id, "form": form}))["takes"] == takes
+
+
+@pytest.mark.browser
+def test_only_fields_that_do_something_are_shown_also_after_a_form_has_changed(visit):
+    visitor = visit()
+    reference = visitor.page.locator("#sampling-control_image_path")
+    visitor.family("Krea 2")
+    visitor.room("Try it")
+    reference.wait_for(state="hidden")
+    visitor.room("Train")
+    visitor.family("FLUX.3")
+    visitor.room("Try it")
+    visitor.page.locator("#sampling-prompts").focus()
+    reference.wait_for(state="visible")
+    assert not visitor.page.locator("#sampling-guidance_scale").is_visible()
 
 
 @pytest.mark.browser

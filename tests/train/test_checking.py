@@ -12,10 +12,10 @@ from library import data
 from library.check import check_process, preflight
 from library.check import report as checking
 from library.cli import main
-from library.config.building import build_config, draft, find_missing, replace_options, working_fix
+from library.config.building import Reading, build_config, draft, find_missing, replace_options, working_fix
 from library.config.formats import read_toml
 from library.config.ineffective import ADAPTERS, SHARED, WHOLE_MODEL_RULES, ineffective_options
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.families import RUNS, config_class
 from tests.training import command
@@ -43,6 +43,21 @@ def test_valid_config_reports_its_data(config):
     assert "12 images in 3 buckets, 18 batches per epoch:  60 steps are 3.3 epochs" in str(texts["images"])
     assert {"model", "captions", "caches", "training", "GPU", "compiling", "disk"} <= set(texts)
     assert json.loads(json.dumps(report.as_json()))["fit"]["peak"] > 0
+
+
+@pytest.mark.parametrize(("other_fix", "times"), [({"seed": 1}, 1), ({"seed": 2}, 2), ({}, 2)])
+def test_a_remark_that_asks_for_what_a_problem_asks_for_is_left_out(config, other_fix, times):
+    problem, note = Problem("seed", "is wrong", fix={"seed": 1}), Problem("seed", "is odd", fix=other_fix)
+    report = checking.make_report(config, Reading(config, [problem], [note]))
+    assert sum(isinstance(f.text, Problem) and f.text.option == "seed" for f in report.findings) == times
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [("train_textual_inversion", "token_string"), ("sdxl_train_control_net_lllite", "cond_emb_dim")],
+)
+def test_what_is_wrong_with_what_is_trained_is_about_the_training(script, option):
+    assert checking.topic(Problem(option, "is not set"), draft(config_class(script), {})) == "training"
 
 
 FAULTS = {

@@ -165,7 +165,11 @@ TOLD = {
     ),
     "images without captions": (FLUX, {DATA: "WRONG/mute"}, ["1 image without a .txt file, trained with", "0.png"]),
     "an empty caption": (FLUX, {DATA: "WRONG/few"}, ["without words", "0.txt"]),
-    "images directly in the folder": (FLUX, {DATA: "WRONG/direct"}, ["images directly in", "set dataset_repeats"]),
+    "images directly in the folder": (
+        FLUX,
+        {DATA: "WRONG/direct", "save_every_n_epochs": 1},
+        ["images directly in", "set dataset_repeats"],
+    ),
     "images in folders of folders": (FLUX, {DATA: "WRONG/deep"}, ["more", "sub-folders are not read"]),
     "batches larger than buckets": (FLUX, {"train_batch_size": 8}, ["fewer images than the batch size"]),
     "a trigger that no caption has": (FLUX, {"metadata_trigger_phrase": "xyzzy"}, ["'xyzzy'", "none of the captions"]),

@@ -145,7 +145,7 @@ class Data:
     )
     resolution: str | None = opt(
         None,
-        "1024 is usual, 768 or 512 is faster. Or width,height; or several sizes: 512;1024.",
+        "In pixels: as in the preset, or less, which is faster. Or width,height; or several: 512;1024.",
         parse=resolution,
     )
     train_batch_size: int = opt(
@@ -326,4 +326,6 @@ class Data:
         if not self.train_data_dir and not self.dataset_config:
             yield Problem("train_data_dir", "is not set: choose the folder of your images", also="dataset_config")
         if not self.resolution and not self.dataset_config:
-            yield Problem("resolution", "is not set: 1024 is usual", also="dataset_config", fix={"resolution": "1024"})
+            size = str(run.usual_size)
+            template = "is not set: {size} is usual"
+            yield Problem("resolution", template, size=size, also="dataset_config", fix={"resolution": size})

@@ -37,7 +37,7 @@ def flow_shift(usual: float) -> Any:
 
 
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
-    words = "A folder of reference images, with the names of their images."
+    words = "Images that the model is shown, such as those before an edit, with the same file names."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
 
 

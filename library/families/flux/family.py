@@ -30,7 +30,7 @@ from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
 from library.families.shared import autoencoder, clip, packing, part_files, t5, tokenizers, weights
-from library.families.shared.assistants import assistant_fix, lacks_assistant
+from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.transformer_family import TransformerFamily
 from library.objectives.base import NoisedBatch
 
@@ -202,7 +202,10 @@ class FluxFamily(TransformerFamily):
             yield Problem(
                 checkpoint.MODEL_OPTION,
                 "is FLUX.1 schnell, which forgets how to generate in few steps if it is trained directly; set "
-                "assistant_lora of a LoRA to its training adapter, or train on dev: {adapter}",
+                "assistant_lora of a LoRA to its training adapter, or train on dev: {adapter}"
+                if takes_assistant(self.config)
+                else "is FLUX.1 schnell, which forgets how to generate in few steps if it is trained directly; "
+                "train on dev",
                 adapter=adapter.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, adapter),

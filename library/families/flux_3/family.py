@@ -18,7 +18,7 @@ from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
 from library.families.flux_3.text_encoder import MAX_CHAT_TOKENS
 from library.families.shared import packing, part_files, statistics_vae
-from library.families.shared.assistants import lacks_assistant
+from library.families.shared.assistants import lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -102,7 +102,10 @@ class Flux3Family(OneEncoderFamily):
                 "pretrained_model_name_or_path",
                 "is the distilled model, which forgets how to generate in few steps if it is trained directly; train "
                 "on FLUX 3 Image Klein Base, or set assistant_lora of a LoRA to a training adapter, such as those in "
-                "{adapter}",
+                "{adapter}"
+                if takes_assistant(self.config)
+                else "is the distilled model, which forgets how to generate in few steps if it is trained directly; "
+                "train on FLUX 3 Image Klein Base",
                 adapter=ASSISTANT,
                 also="assistant_lora base_weights",
             )

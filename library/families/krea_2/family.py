@@ -14,7 +14,7 @@ from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
 from library.families.krea_2.options import Krea2Lora, Krea2Train
 from library.families.krea_2.sampler import Krea2Sampler
 from library.families.shared import qwen_vae
-from library.families.shared.assistants import assistant_fix, lacks_assistant
+from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -82,7 +82,9 @@ class Krea2Family(OneEncoderFamily):
             yield Problem(
                 "model_version",
                 "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on Raw, whose "
-                "LoRAs work on Turbo, or set assistant_lora of a LoRA to its training adapter: {adapter}",
+                "LoRAs work on Turbo, or set assistant_lora of a LoRA to its training adapter: {adapter}"
+                if takes_assistant(self.config)
+                else "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on Raw",
                 adapter=adapter.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, adapter),

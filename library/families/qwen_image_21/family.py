@@ -18,7 +18,7 @@ from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST
 from library.families.qwen_image_21.options import MAX_REFERENCES, Qwen21Lora, Qwen21Train
 from library.families.qwen_image_21.sampler import Qwen21Sampler
 from library.families.qwen_image_21.vae import qwen_21_latents
-from library.families.shared.assistants import assistant_fix, lacks_assistant
+from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -88,7 +88,10 @@ class Qwen21Family(OneEncoderFamily):
             yield Problem(
                 "pretrained_model_name_or_path",
                 ": Qwen-Image-2.1 is distilled to need no guidance, and forgets that if it is trained directly; set "
-                "assistant_lora of a LoRA to its training assistant: {assistant}",
+                "assistant_lora of a LoRA to its training assistant: {assistant}"
+                if takes_assistant(self.config)
+                else ": Qwen-Image-2.1 is distilled to need no guidance, and forgets that in a fine-tune; a LoRA keeps "
+                "it, with assistant_lora = {assistant}",
                 assistant=assistant.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, assistant),

@@ -104,6 +104,7 @@ class Sd15Run:
     family: ClassVar[str] = "sd15"
     script_with = staticmethod(families.script_with)
     grid: ClassVar[int] = 32
+    usual_size: ClassVar[int] = 512
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
 
     model: Sd15Model = define_section(Sd15Model)

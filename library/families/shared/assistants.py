@@ -12,5 +12,10 @@ def lacks_assistant(config: RunConfig) -> bool:
 
 
 def assistant_fix(config: RunConfig, lora: HubLora) -> JsonObject:
-    """Return the fix with this assistant: a fine-tune has no place for one."""
-    return {"assistant_lora": lora.value} if isinstance(config, AdapterRun) else {}
+    """Return the fix with this assistant, if the training can have one."""
+    return {"assistant_lora": lora.value} if takes_assistant(config) else {}
+
+
+def takes_assistant(config: RunConfig) -> bool:
+    """Return whether a distilled model can be trained with an assistant: a fine-tune has no place for one."""
+    return isinstance(config, AdapterRun)

@@ -107,7 +107,7 @@ def find_vae_problems(vae: str, token: str | None, title: str) -> Iterator[Probl
                 yield Problem(
                     "vae",
                     place="--",
-                    template=": {path} is {found}, not a VAE: give an {title} VAE, or leave it out",
+                    template=": {path} is {found}: give an {title} VAE, or leave it out",
                     path=path,
                     title=title,
                     found=recognition.describe_checkpoint(shapes),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder
-from library.families.shared.assistants import assistant_fix, lacks_assistant
+from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
@@ -87,7 +87,9 @@ class ZImageFamily(OneEncoderFamily):
             yield Problem(
                 "model_version",
                 "= turbo: Turbo forgets how to generate in few steps if it is trained directly; set assistant_lora of "
-                "a LoRA to its training adapter, or train on base: {adapter}",
+                "a LoRA to its training adapter, or train on base: {adapter}"
+                if takes_assistant(self.config)
+                else "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on base",
                 adapter=adapter.file,
                 also="assistant_lora base_weights",
                 fix=assistant_fix(self.config, adapter),
