@@ -31,6 +31,14 @@ def misfit(path: Path, stored: JsonMapping, family: str) -> Message | None:
     return Message(template, path=path, other=other, title=title)
 
 
+def names_family(path: Path, stored: JsonMapping) -> bool:
+    """Return whether the names of layers, or the metadata, tell a family."""
+    try:
+        return bool(_families_of(path, {key: tuple(entry["shape"]) for key, entry in stored.items()}))
+    except ConfigError:
+        return False
+
+
 def _families_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> list[str]:
     return names.possible_families(map(layer_of, shapes), storage.metadata_of(path), names.module_sizes(shapes))
 

@@ -31,7 +31,7 @@ def find_adapter_problems(config: RunConfig) -> Iterator[Problem]:
             continue
         if why := fitting.misfit(path, stored, config.family):
             yield Problem(option, ": {problem}", problem=why)
-        elif option == "network_weights" and isinstance(config, AdapterRun):
+        elif option == "network_weights" and isinstance(config, AdapterRun) and fitting.names_family(path, stored):
             with contextlib.suppress(ConfigError):
                 yield from _find_other_ranks(stored, config)
 

@@ -173,6 +173,10 @@ class FamilyFacts:
     # Options of its parts -> a test whether a file with these shapes is that part.
     part_options: Mapping[str, Callable[[Shapes], bool]] = field(default_factory=lambda: MappingProxyType({}))
 
+    def __deepcopy__(self, memo: object) -> Self:
+        # Immutable, so copies of a family can share it.
+        return self
+
     @property
     def lora_names(self) -> str:
         """module:object, a shared.lora_names.LoraNames."""

@@ -283,7 +283,7 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
     assert "does not exist" in str(problems(tiny_sdxl, vae=str(tmp_path / "vae.safetensors"))[0])
     (tmp_path / "lora.safetensors").touch()
     save_file({"lora_unet_x.lora_down.weight": torch.zeros(1)}, tmp_path / "lora.safetensors")
-    assert "is a LoRA file, not a VAE" in str(problems(tiny_sdxl, vae=str(tmp_path / "lora.safetensors"))[0])
+    assert "is a LoRA file: give an SDXL VAE" in str(problems(tiny_sdxl, vae=str(tmp_path / "lora.safetensors"))[0])
 
 
 def test_an_incomplete_folder_is_named(tmp_path):

@@ -145,7 +145,7 @@ class Data:
     )
     resolution: str | None = opt(
         None,
-        "In pixels: as in the preset, or less, which is faster. Or width,height; or several: 512;1024.",
+        "In pixels: as in the preset, or less, which is faster. Or width,height, or 512;1024.",
         parse=resolution,
     )
     train_batch_size: int = opt(
