@@ -165,6 +165,7 @@ class FamilySubject:
             if self.random:
                 self._module.adopt_denoiser(family, self.random.denoiser())
             length = max(family.text_lengths.values())
+        model = getattr(model, "language", model)  # of an encoder that reads images as well
         config: Any = model.config
         ids = torch.randint(0, config.vocab_size, (self.batch, length), device=device)
         if name == "t5xxl":
