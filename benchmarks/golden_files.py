@@ -21,7 +21,7 @@ LOOSE = "texts"  # what may differ
 # a set that diffusers writes as a list.
 UNSTEADY = re.compile(
     r"^(t|s_it|eta|bytes|total|(.*/)?seconds|cache_hits|id|started|ended|heartbeat|pid|process_start|boot|since_boot|"
-    r"host|versions|hardware|folder|lost_seconds|modelspec\.date|modelspec\.implementation_version|ss_session_id|"
+    r"host|versions|hardware|folder|lost_seconds|share|modelspec\.date|modelspec\.implementation_version|ss_session_id|"
     r"ss_training_(started|finished)_at|ss_sd_scripts_commit_hash|_use_default_values|.*_s|.*_gb)$"
 )
 
