@@ -86,7 +86,8 @@ def rotate_pairs(x: Tensor, pe: Tensor) -> Tensor:
     pairs = x.unflatten(-1, (-1, 2))
     cos, sin = pe[..., None]
     signs = torch.arange(-1, 2, 2, device=sin.device, dtype=sin.dtype)
-    return (pairs * cos + pairs.flip(-1) * (sin * signs)).flatten(-2)
+    rotated = pairs * cos + pairs.flip(-1) * (sin * signs)
+    return rotated.flatten(-2).contiguous()  # always in this order in memory, by which attention chooses its plans
 
 
 def rotated_halves(x: Tensor, pe: Tensor) -> Tensor:
