@@ -155,6 +155,14 @@ def _is_left(path: Path, mark: re.Match[str]) -> bool:
         return False
 
 
+def blocking_path(folder: Path) -> Path | None:
+    """Return what prevents files in a folder that may not exist yet: its nearest existing part, if nothing can be
+    written into that. None if nothing does.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return None if nearest.is_dir() and os.access(nearest, os.W_OK) else nearest
+
+
 def free_space(path: str | Path) -> int:
     """Return the free bytes on the disk where `path` is or will be."""
     # The folder may not exist yet, so ask its nearest existing parent.

@@ -20,7 +20,7 @@ from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families import recognition
 from library.families.base import Family
-from library.files import free_space
+from library.files import blocking_path, free_space
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
 from library.optim import optimizers
@@ -299,12 +299,12 @@ def _check_disk_space(config: RunConfig) -> Iterator[Problem]:
     if not config.save.output_dir:
         return
     folder = Path(config.save.output_dir).absolute()
-    nearest = next(p for p in (folder, *folder.parents) if p.exists())
-    if nearest.is_dir() and not os.access(nearest, os.W_OK):
-        yield Problem("output_dir", ": {folder} cannot be written to; choose another folder", folder=nearest)
-    elif (left := free_space(nearest)) < LEAST_SPACE:
+    blocking = blocking_path(folder)
+    if blocking and blocking.is_dir():
+        yield Problem("output_dir", ": {folder} cannot be written to; choose another folder", folder=blocking)
+    elif (left := free_space(folder)) < LEAST_SPACE:
         template = ": the disk of {folder} is full ({left} MB left); make room, or choose another folder"
-        yield Problem("output_dir", template, folder=nearest, left=left >> 20)
+        yield Problem("output_dir", template, folder=folder, left=left >> 20)
 
 
 def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:

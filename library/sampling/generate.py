@@ -21,7 +21,7 @@ from library.downloads import hub_files
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.families.shared.vae_memory import is_out_of_memory
-from library.files import write_atomic
+from library.files import blocking_path, write_atomic
 from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
@@ -237,6 +237,8 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     image; `word` is the prompt word of embeddings without one. Raises ConfigError for files that do not fit the model,
     or are replaced meanwhile.
     """
+    if blocking := blocking_path(folder):
+        raise ConfigError("{folder} cannot be written to; choose another folder", folder=blocking)
     files = [path for column in columns for path, _ in column.loras]
     check_before(config, prompts, files)
     config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))

@@ -49,6 +49,7 @@ MISUSES = [
     (["--set", "sample_sampler=fast"], "sample_sampler must be one of ddim"),
     (["--seed", str(2**64)], "is out of range; write one from 0 to 2^64 - 1"),
     (["--seed", str(-(2**63) - 1)], "is out of range; write one from 0 to 2^64 - 1"),
+    (["--out", "{files}/empty.safetensors/images"], "empty.safetensors cannot be written to; choose another folder"),
     (["--lora", "a.safetensors", "--compare", "strengths", "--strengths", ""], "no strengths to compare: name some"),
 ]
 
