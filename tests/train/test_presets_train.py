@@ -15,14 +15,13 @@ from library.check import preflight
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.schema import option_values, options_of
-from library.demo import files
-from library.families import RUNS, all_families, config_class, facts_of
+from library.families import RUNS, config_class
 from library.recipes import preset_files
 from tests.packages import eight_bit, hide
-from tests.training import references, short_captions, train  # noqa: F401
+from tests.preset_models import asked, base_of, relatives, script_of, with_data  # noqa: F401
+from tests.training import short_captions, train  # noqa: F401
 
 EVERY = {preset.id: preset for preset in preset_files.all_presets()}
-RELATIVES = {"edit-2511": "qwen_image_edit"}  # what a preset says of its model -> the demo's name of that, if another
 SMALL = {
     "resolution": "64",
     "min_bucket_reso": 64,
@@ -39,56 +38,23 @@ NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
 EXPECTED = (*NEEDS_GPU.values(), "no GPU that records CUDA graphs", "is distilled to need no guidance")
 
 
-def asked(preset):
-    """What a preset asks for, whatever its numbers, which are for the size of real images; of a profile, all of it."""
-    table = read_toml(preset.path)
-    if preset.is_profile:
-        return preset.id
-    alike = {name: bool(value) if type(value) in (int, float) else str(value) for name, value in table.items()}
-    return preset.family, *sorted(alike.items(), key=str)
-
-
 # One of those that ask for the same, such as with other numbers of blocks to swap.
 DIFFERENT = {asked(preset): preset for preset in EVERY.values()}
 
 
-@pytest.fixture(scope="module")
-def relatives(tmp_path_factory):
-    """Tiny models of the relatives that presets are for."""
-    return files.prepare_demo(
-        tmp_path_factory.mktemp("relatives") / "demo",
-        [n for f in all_families() for n in f.demo_variants],
-        compiled=True,
-    )
-
-
-def relative_of(preset):
-    """The relative that a preset is for, as the demo calls it; "" for none."""
-    table = read_toml(preset.path)
-    named = table.get("model_type") or table.get("model_version") or ""
-    return RELATIVES.get(named, named)
-
-
 @pytest.fixture
-def start(demo, relatives, squares, tmp_path):
+def start(demo, relatives, squares, tmp_path):  # noqa: F811
     """Apply a preset to a form in which only the paths are filled in, and train; the outcome, and what was told."""
 
     def run(preset):
-        family = "flux" if preset.is_profile else preset.family
-        kind = "lora" if preset.is_profile else preset.kind
-        script = next(script for script in facts_of(family).scripts if config_class(script).kind == kind)
+        script = "flux_train_network" if preset.is_profile else script_of(preset)
         config = config_class(script)
-        paths = {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-        relative = relative_of(preset)
-        base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
-        shown = build_config(config, read_toml(base), notes=[]).control_images
-        paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
-        paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
-        now = build_config(config, read_toml(base) | paths, notes=[])
+        now = with_data(base_of(demo, relatives, preset, script), script, squares, tmp_path)
+        masks = {"alpha_mask": now.pop("alpha_mask")} if "alpha_mask" in now else {}  # no path, so the preset resets it
+        now = build_config(config, now, notes=[])
         told: list[str] = []
         applied = presets.apply(preset, config, option_values(now), told)
-        small = SMALL | (TRACED if preset.is_profile else {"compile": False})
-        small |= {"alpha_mask": True} if shown.inpaints else {}
+        small = SMALL | masks | (TRACED if preset.is_profile else {"compile": False})
         small |= {"lr_warmup_steps": 1} if applied.optim.lr_warmup_steps else {}
         small = {name: value for name, value in small.items() if name in options_of(config)}
         return train(build_config(config, option_values(applied) | small, notes=[])), told
@@ -110,7 +76,7 @@ def test_a_preset_trains(preset, start):
 
 
 @pytest.mark.parametrize("script", RUNS)
-def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, squares, tmp_path, monkeypatch):
+def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, squares, tmp_path, monkeypatch):  # noqa: F811
     hide(monkeypatch, *packages.PACKAGE_NAMES, "xformers", "wandb")
     config = config_class(script)
     small = SMALL | {"max_train_steps": 200, "save_every_n_steps": 100}  # longer than any warm-up
@@ -118,14 +84,9 @@ def test_no_preset_needs_a_package_that_may_be_missing(script, demo, relatives, 
     small = {name: value for name, value in small.items() if name in options_of(config)}
     for preset in preset_files.presets_of_kind(config.kind):
         if preset.family == config.family:  # as its TOML is, without the page
-            relative = relative_of(preset)
-            base = relatives.configs[f"{relative}_{script}"] if relative else demo.configs[script]
-            paths = read_toml(base) | {"train_data_dir": str(squares), "output_dir": str(tmp_path / "out")}
-            shown = build_config(config, read_toml(base), notes=[]).control_images
-            paths |= {"control_directory": references(squares, tmp_path)} if shown.least else {}
-            paths |= {"conditioning_data_dir": references(squares, tmp_path)} if shown.guided else {}
-            ours = {name: value for name, value in paths.items() if presets.is_own(options_of(config)[name])}
-            ours |= {"alpha_mask": True} if shown.inpaints else {}
+            paths = with_data(base_of(demo, relatives, preset, script), script, squares, tmp_path)
+            masks = {"alpha_mask": paths.pop("alpha_mask")} if "alpha_mask" in paths else {}
+            ours = {name: value for name, value in paths.items() if presets.is_own(options_of(config)[name])} | masks
             remarks = preflight.check_before_training(
                 build_config(config, read_toml(preset.path) | ours | small, notes=[])
             )
