@@ -182,6 +182,8 @@ class PreparedModel:
         for layer in block.modules():
             if isinstance(layer, Adapter) and (factors := layer.cached_factors):
                 layer.cached_factors = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
+            if projected := getattr(layer, "text_projected", None):
+                layer.text_projected = tuple(x.detach().requires_grad_(x.requires_grad) for x in projected)
 
     def compiling(self) -> dict[str, Any]:
         """Return the compiler's log since the model was prepared."""

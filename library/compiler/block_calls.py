@@ -107,6 +107,8 @@ def repeat(denoiser: nn.Module, call: BlockCall, device: torch.device) -> None:
     with torch.autocast(device.type, dtype, enabled=bool(call.autocast), cache_enabled=call.cached_casts):
         for hook in denoiser._forward_pre_hooks.values():  # adapters scale their factors once per pass (FactorCache)
             hook(denoiser, ())
+        if (begin_pass := getattr(denoiser, "begin_pass", None)) and "encoder_hidden_states" in kwargs:
+            begin_pass(kwargs["encoder_hidden_states"])
         answers = pytree.tree_leaves(block(*args, **kwargs))
     ends = [answer for answer in answers if isinstance(answer, Tensor) and answer.requires_grad]
     input_tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]

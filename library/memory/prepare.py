@@ -112,6 +112,13 @@ def _place_weights(preparation: _Preparation) -> None:
         preparation.swap.place(denoiser)
 
 
+def _join_layers(preparation: _Preparation) -> None:
+    config = preparation.config
+    whole = config.compile.compile and config.compile.compile_scope == "model"
+    if not (whole or config.memory.blocks_to_swap or is_sharded(config)):
+        getattr(preparation.denoiser, "join_layers", lambda: None)()
+
+
 def _checkpoint(preparation: _Preparation) -> None:
     memory, options, precision = preparation.config.memory, preparation.config.compile, preparation.config.precision
     if memory.checkpointing:
@@ -171,6 +178,7 @@ def _let_norms_learn(preparation: _Preparation) -> None:
 PREPARATION_STEPS: tuple[tuple[Callable[[_Preparation], None], str], ...] = (
     (_order_convolutions, "weights are rounded and moved in the memory format in which convolutions are fastest"),
     (_place_weights, "the rounded weights are swapped"),
+    (_join_layers, "weights that stay on the device become parts of larger matrices"),
     (_checkpoint, "inside compiled blocks, so that one graph has the forward pass and its recomputation"),
     (_compile, "the names in state_dict stay, as blocks are compiled in place"),
     (_swap_blocks, "around compiled blocks, so that weights are fetched before a graph reads them"),

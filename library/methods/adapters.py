@@ -209,6 +209,8 @@ class Adapter(nn.Module):
 class LoraLinear(Adapter, nn.Linear):
     """A linear layer with an adapter."""
 
+    can_join = True  # with layers of this very class; see families/shared/joint_layers.py
+
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
         """[..., in] -> [..., out]; `hidden` [..., rank] if `down_projections` has computed it for several layers."""
         return self.base(input) + self.delta(input, hidden)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from library.families.shared import clip, empty_weights
 from library.families.shared.attention import attend
+from library.families.shared.joint_layers import JointAttention
 from library.families.shared.transformer import projections
 from library.families.shared.unet_names import Layout
 from library.imports import without_optional
@@ -71,6 +72,8 @@ def empty_unet(shapes: Mapping[str, tuple[int, ...]], heads: int | None = None) 
         unet = unet_class(**unet_config(shapes, heads))
     unet.set_attn_processor(SharedInputAttention())
     for module in unet.modules():
+        if hasattr(module, "to_q"):
+            module.joint = module.text_projected = None
         if isinstance(module, residual):  # 1 in some blocks and 1.0 in others would need two graphs
             module.output_scale_factor = float(module.output_scale_factor)
     return unet
@@ -85,7 +88,10 @@ def compute_dtype(denoiser: nn.Module, device: str) -> torch.dtype:
 
 
 class SharedInputAttention:
-    """The attention processor of the U-Net: layers with the same input (queries, keys, values) compute at once."""
+    """The attention processor of the U-Net: layers with the same input (queries, keys, values) compute at once.
+
+    `JointAttention` sets `joint` and `text_projected` of an attention.
+    """
 
     def __call__(
         self,
@@ -96,7 +102,11 @@ class SharedInputAttention:
     ) -> Tensor:
         """[B, S, C] and the text [B, L, text channels], or None for self-attention -> [B, S, C]."""
         if encoder_hidden_states is None:
-            projected = projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
+            own = attn.joint
+            joint = own is not None and own.fits(hidden_states)
+            projected = own(hidden_states) if joint else projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
+        elif attn.text_projected is not None:
+            projected = attn.to_q(hidden_states), *attn.text_projected
         else:
             projected = attn.to_q(hidden_states), *projections(encoder_hidden_states, attn.to_k, attn.to_v)
         q, k, v = (tensor.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for tensor in projected)
@@ -113,8 +123,23 @@ def _classes() -> tuple[Any, Any]:
         from diffusers.models import resnet
         from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
+    own_forward = inspect.unwrap(UNet2DConditionModel.forward)
+
     class Unet(UNet2DConditionModel):
-        forward = inspect.unwrap(UNet2DConditionModel.forward)
+        joint_attention: JointAttention | None = None
+
+        def forward(self, sample: Tensor, timestep: Any, encoder_hidden_states: Tensor, **more: Any) -> Any:
+            self.begin_pass(encoder_hidden_states)
+            return own_forward(self, sample, timestep, encoder_hidden_states, **more)
+
+        def join_layers(self) -> None:
+            """Join the layers that read the same input, once weights, adapters and device are final."""
+            self.joint_attention = JointAttention(module for module in self.modules() if hasattr(module, "to_q"))
+
+        def begin_pass(self, text: Tensor) -> None:
+            """Do what comes before the blocks: compute the keys and values of the text [B, L, text channels]."""
+            if self.joint_attention:
+                self.joint_attention.begin_pass(text)
 
     Unet.__name__ = Unet.__qualname__ = UNet2DConditionModel.__name__  # saved folders name this class
     return Unet, resnet.ResnetBlock2D

@@ -1,0 +1,108 @@
+"""Layers of a U-Net that read the same input, computed as one product on a GPU.
+
+A step of SDXL is made of thousands of small kernels. Here the frozen weights of such layers become parts of one matrix;
+their names, values and the memory in use stay.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from library.compiler.subclass import wanted_type
+
+JOINED_ON = {"cuda"}  # kinds of device; on a CPU larger products would change the last bits of losses
+
+
+class JointLayers:
+    """Linear layers with one input, equal sizes and adapters of equal rank, and the matrix that has their weights."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        """`layers` can be joined (see `can_join`); their weights become parts of `matrix` [sum of outputs, inputs]."""
+        self.layers, self.classes = tuple(layers), tuple(map(type, layers))
+        self.matrix = torch.cat([layer.weight.data for layer in layers])
+        for layer, part in zip(layers, self.matrix.chunk(len(layers)), strict=True):
+            layer.weight.data = part
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the weights are still parts of the matrix."""
+        return self.layers[0].weight.data_ptr() == self.matrix.data_ptr()
+
+    def fits(self, x: Tensor) -> bool:
+        """Return whether the product serves for x: a file applied for pictures changes the layers' classes, and in
+        float16 adapters scale their activations.
+        """
+        is_same = all(type(layer) is cls for layer, cls in zip(self.layers, self.classes, strict=True))
+        return is_same and self.matrix.dtype == wanted_type(x) != torch.float16
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return what each layer returns for x [..., inputs]: a contiguous tensor [..., outputs]."""
+        number, rows = len(self.layers), x.flatten(0, -2)
+        outputs = F.linear(rows, self.matrix).unflatten(-1, (number, -1)).transpose(0, 1)  # [layers, rows, outputs]
+        if rank_of(self.layers[0]):
+            factors = [layer.cached_factors or layer._own_factors(x) for layer in self.layers]
+            downs, ups = torch.cat([down for down, _ in factors]), torch.stack([up for _, up in factors])
+            hidden = F.linear(rows, downs).unflatten(-1, (number, -1)).transpose(0, 1)
+            outputs = torch.baddbmm(outputs, hidden, ups.transpose(1, 2))
+        return outputs.contiguous().unflatten(1, x.shape[:-1]).unbind()
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Return whether layers can be joined: frozen, without bias, not in 8 bits, and alike."""
+    kinds = {(layer.weight.shape, layer.weight.dtype, layer.weight.device, rank_of(layer)) for layer in layers}
+    _, dtype, device, _ = next(iter(kinds))
+    is_usual = device.type in JOINED_ON and dtype in (torch.bfloat16, torch.float32)
+    return len(kinds) == 1 and is_usual and all(map(_is_plain, layers))
+
+
+def rank_of(layer: Any) -> int:
+    return layer.rank if hasattr(layer, "spec") else 0
+
+
+def _is_plain(layer: Any) -> bool:
+    """Return whether a layer computes nothing but W x and an adapter that drops nothing and adds no noise."""
+    if layer.bias is not None or layer.weight.requires_grad:
+        return False
+    if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    if type(layer) is nn.Linear:
+        return True
+    return bool(vars(type(layer)).get("can_join")) and not (layer.spec.drops or layer.spec.noise)
+
+
+class JointAttention:
+    """The attention layers of a U-Net whose projections are joined."""
+
+    def __init__(self, attentions: Iterable[Any]) -> None:
+        """Of self-attentions, queries, keys and values are joined; keys and values of all cross-attentions, which read
+        the same text, are joined across blocks.
+        """
+        self._own: list[Any] = []
+        self._of_text: list[tuple[list[Any], JointLayers]] = []
+        readers = defaultdict(list)
+        for attention in attentions:
+            attention.joint, attention.text_projected = None, None
+            if attention.is_cross_attention:
+                readers[attention.to_k.weight.shape, rank_of(attention.to_k)].append(attention)
+            elif can_join(layers := (attention.to_q, attention.to_k, attention.to_v)):
+                attention.joint = JointLayers(layers)
+                self._own.append(attention)
+        for members in readers.values():
+            layers = [layer for attention in members for layer in (attention.to_k, attention.to_v)]
+            if can_join(layers):
+                self._of_text.append((members, JointLayers(layers)))
+
+    def begin_pass(self, text: Tensor) -> None:
+        """Give all cross-attentions their keys and values of the text [B, L, text channels]."""
+        for attention in self._own:
+            if attention.joint and not attention.joint.is_intact:
+                attention.joint = None
+        for attentions, joint in self._of_text:
+            projected = joint(text) if joint.is_intact and joint.fits(text) else ()
+            pairs = zip(projected[::2], projected[1::2], strict=True) if projected else [None] * len(attentions)
+            for attention, pair in zip(attentions, pairs, strict=True):
+                attention.text_projected = pair
