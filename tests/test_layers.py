@@ -53,7 +53,10 @@ MAY_IMPORT = {
     "library.deferred": (),
     "library.packages": BOTTOM,
     "library.optim.names": (*BOTTOM, "library.packages"),
-    "library.optim": (*BOTTOM, "library.packages", "library.methods", "library.compiler.torch_private"),
+    "library.optim": (
+        *(*BOTTOM, "library.packages", "library.methods"),
+        *("library.compiler.torch_private", "library.compiler.flat_memory"),
+    ),
     **{f"{family}.variants": ("library.config.run_config", "library.families.facts") for family in FAMILIES},
     **{
         f"{family}.options": ("library.config", "library.families.shared.network_args", f"{family}.variants")
@@ -94,7 +97,7 @@ MAY_IMPORT = {
     "library.methods": (
         *(*BOTTOM, *PROTOCOL, "library.families.shared", "library.families.network_args"),
         *("library.packages", "library.adapter_files"),
-        *("library.compiler.subclass", "library.compiler.torch_private"),
+        *("library.compiler.subclass", "library.compiler.torch_private", "library.compiler.flat_memory"),
     ),
     "library.data": (*BOTTOM, *PROTOCOL),
     "library.adapter_files": (*BOTTOM, "library.families"),

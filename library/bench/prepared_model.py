@@ -23,6 +23,7 @@ from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import Adapter
 from library.optim import optimizers
+from library.optim.flat_adamw import clip_norm
 from library.train.step.loss import LossFunction
 from library.train.step.rng import StepGenerators
 
@@ -107,6 +108,8 @@ class PreparedModel:
             trainable.components.denoiser, trainable.family, config, device, latents, text_learns, log
         )
         self.not_compiled = prepared.not_compiled
+        for factors in trainable.method.factor_caches:
+            factors.gather(trainable.method.groups())
         self.optimizer = optimizers.make_optimizer(trainable.method, config)
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
@@ -160,7 +163,8 @@ class PreparedModel:
             self._swap.sync_to_host()
         if not self.config.optim.stepped_early:
             if self.config.optim.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(self.trainable.method.parameters(), self.config.optim.max_grad_norm)
+                method = self.trainable.method
+                clip_norm(method.parameters(), self.config.optim.max_grad_norm, gathered=bool(method.factor_caches))
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._swap:

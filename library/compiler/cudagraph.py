@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from library.compiler import gpu_memory, torch_private
+from library.compiler import flat_memory, gpu_memory, torch_private
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.graph_recording import Call, Recording, casts_included
 from library.compiler.pass_recording import recorded_passes_of
@@ -170,10 +170,13 @@ class GraphedModel:
 
     def keep_gradients(self) -> None:
         """Copy gradients out of the shared buffers, before the next replay overwrites them."""
-        for p, buffer in zip(self.learn, self.gradients, strict=True):
-            # After the first replay of a step the gradient is the shared buffer itself.
-            if p.grad is not None and p.grad.data_ptr() == buffer.data_ptr():
-                p.grad = p.grad.clone()
+        pairs = zip(self.learn, self.gradients, strict=True)
+        # After the first replay of a step the gradient is the shared buffer itself.
+        held = [(p, to) for p, to in pairs if p.grad is not None and p.grad.data_ptr() == to.data_ptr()]
+        copies = flat_memory.like([gradient for _, gradient in held])
+        flat_memory.copy_(copies, [gradient for _, gradient in held])
+        for (p, _), gradient in zip(held, copies, strict=True):
+            p.grad = gradient
 
     def record(self, call: Callable[..., Any], flattened: Call) -> Recording | None:
         """Record a size. Return None if it has to run eagerly, because of the size limit or of GPU memory.
@@ -210,7 +213,7 @@ class GraphedModel:
         try:
             if self._memory is None:
                 self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
-                self.gradients = [torch.empty_like(p) for p in self.learn]
+                self.gradients = flat_memory.like(self.learn)
                 self._memory = GraphMemory()
             passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
             recording = Recording(call, flattened, self.learn, self._memory, passes)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.compiler import torch_private
+from library.compiler import flat_memory
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.recompute import RecomputeStates
 from library.compiler.torch_private import pytree
@@ -96,8 +96,7 @@ class Recording:
                 new_gradients = self._gradients(roots, self.grad_outputs)
                 of_weights = new_gradients[len(new_gradients) - len(learn) :]
                 pairs = [(to, new) for to, new in zip(gradients, of_weights, strict=True) if new is not None]
-                if pairs:  # empty if only text encoders are trained
-                    torch_private.foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
+                flat_memory.copy_([to for to, _ in pairs], [new for _, new in pairs])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

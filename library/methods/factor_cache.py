@@ -2,16 +2,16 @@
 
 Otherwise every layer casts both of its factors and scales in between, in each pass and again when blocks recompute:
 thousands of small kernels in a step of SDXL. Here a pass begins with a few kernels for all layers, and its backward
-pass ends with the same for their gradients.
+pass ends with the same for their gradients. They are fewest where the factors lie in one memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from library.compiler import torch_private
+from library.compiler import flat_memory, torch_private
 from library.methods.adapters import Adapter, scaled_in
 
 
@@ -30,6 +30,17 @@ class FactorCache:
 
     def set_multiplier(self, multiplier: float) -> None:
         self.multiplier.fill_(multiplier)
+
+    # Why: docs/decisions/2026-11-29-factors-in-one-buffer.md
+    def gather(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Move all factors into one memory, those of one group and strength together, so that few kernels serve all.
+
+        Call it with the optimizer's groups once the factors are on their device. Only their addresses change.
+        """
+        numbers = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        factors = [pair for adapter in self.adapters for pair in adapter.with_strength(adapter.factors())]
+        factors.sort(key=lambda pair: (numbers.get(id(pair[0]), -1), -1.0 if pair[1] is None else pair[1]))
+        flat_memory.move_together([factor for factor, _ in factors])
 
     def prepare(self, *_: Any) -> None:
         """Cast and scale all factors, and assign them to the adapters for the pass that begins."""
@@ -60,17 +71,20 @@ class _CastAndScale(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor):
         ctx.set_materialize_grads(False)  # None for factors of layers that the loss does not depend on, not zeros
-        ctx.trained_in, ctx.cast_to, ctx.strengths, ctx.multiplier = factors[0].dtype, dtype, strengths, multiplier
+        ctx.factors, ctx.cast_to, ctx.strengths, ctx.multiplier = factors, dtype, strengths, multiplier
         return tuple(_cast_and_scale(dtype, strengths, multiplier, *factors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        present = [g for g in gradients if g is not None]
-        strengths = [s for s, g in zip(ctx.strengths, gradients, strict=True) if g is not None]
+        present = [(f, s, g) for f, s, g in zip(ctx.factors, ctx.strengths, gradients, strict=True) if g is not None]
+        # They lie as their factors do, for the optimizer.
+        cast = flat_memory.like([factor for factor, _, _ in present])
+        if present:  # PyTorch refuses empty lists
+            torch_private.foreach_copy_(cast, [gradient for _, _, gradient in present])
         # The chain rule: what the factor was multiplied with in forward multiplies its gradient.
-        if not scaled_in(ctx.cast_to):
-            strengths = [None] * len(present)
-        results = iter(_scaled(_cast_copies(present, ctx.trained_in), strengths, ctx.multiplier) if present else ())
+        if scaled_in(ctx.cast_to):
+            _scale_(cast, [strength for _, strength, _ in present], ctx.multiplier)
+        results = iter(cast)
         return None, None, None, *(None if g is None else next(results) for g in gradients)
 
 
@@ -81,7 +95,9 @@ def _cast_and_scale(
     with torch.no_grad():
         if not scaled_in(dtype):
             strengths = [None] * len(factors)
-        return _cast_copies(_scaled(factors, strengths, multiplier), dtype)
+        runs = flat_memory.find_runs(factors, kinds=strengths)
+        scaled = _scaled([run.flat[0] for run in runs], [strengths[run.members[0]] for run in runs], multiplier)
+        return flat_memory.split(runs, _cast_copies(scaled, dtype), factors)
 
 
 def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> Sequence[Tensor]:
@@ -93,6 +109,15 @@ def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multip
     torch_private.foreach_mul_(scaled, multiplier)
     results = iter(scaled)
     return [t if s is None else next(results) for t, s in zip(tensors, strengths, strict=True)]
+
+
+def _scale_(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> None:
+    """Multiply tensors that have a scale by it and the multiplier, in place."""
+    runs = flat_memory.find_runs(tensors, kinds=strengths)
+    scaled = [(run.flat[0], s) for run in runs if (s := strengths[run.members[0]]) is not None]
+    if scaled:
+        torch_private.foreach_mul_([tensor for tensor, _ in scaled], [s for _, s in scaled])
+        torch_private.foreach_mul_([tensor for tensor, _ in scaled], multiplier)
 
 
 def _cast_copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:

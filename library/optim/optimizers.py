@@ -31,6 +31,7 @@ from library.optim.classes import (
     steps_rows,
     unknown_arguments,
 )
+from library.optim.flat_adamw import FlatAdamW
 from library.optim.lr_schedule import find_schedule_problems as schedule_problems
 from library.optim.lr_schedule import load_problems, schedule_notes
 from library.optim.streams import step_on_default_stream
@@ -74,7 +75,7 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
             groups, split_into_bundles, functools.partial(_construct_optimizer, config), seed
         )
         if split_into_bundles
-        else _construct_optimizer(config, groups)
+        else _construct_optimizer(config, groups, gathered=bool(method.factor_caches))
     )
 
 
@@ -94,7 +95,8 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
     return fused_step.by_size if half and steps_alone(config) else None
 
 
-def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any:
+def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]], gathered: bool = False) -> Any:
+    """Construct the optimizer. `gathered`: many of its weights lie in one memory."""
     spec, arguments = chosen_optimizer(config), optimizer_arguments(config)
     always = dict(spec.always)
     # Swapped weights are on the host now and may be stepped there; fused kernels support both.
@@ -108,7 +110,8 @@ def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]]) -> Any
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
-        optimizer = load_subclass(spec, Optimizer)(groups, lr=rate, **always, **arguments)
+        loaded_class: Any = FlatAdamW if gathered and "fused" in always else load_subclass(spec, Optimizer)
+        optimizer = loaded_class(groups, lr=rate, **always, **arguments)
     except (ValueError, TypeError) as error:  # such as torch.optim.Muon, which accepts only matrices
         raise ConfigError(
             Problem(

@@ -37,7 +37,7 @@ class Model:
         """The loss of one noised batch, the same each time for a size: ([number of images,] height, width)."""
         number, height, width = (2, *size)[-3:]
         generator = torch.Generator().manual_seed(height)
-        channels = 4 if self.family.name in ("sdxl", "sd15") else 16
+        channels = {"sdxl": 4, "sd15": 4, "flux_2": 32, "flux_3": 32}.get(self.family.name, 16)
         torch.manual_seed(width)
         noised = self.family.noised(torch.randn(number, channels, height, width, generator=generator), generator)
         sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).repeat(number, 1)

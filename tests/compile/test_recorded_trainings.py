@@ -8,6 +8,8 @@ import logging
 import pytest
 import torch
 
+from library.compiler import flat_memory
+from library.optim.flat_adamw import FlatAdamW
 from tests.training import config_of, demo, shapes, train  # noqa: F401 - fixtures, also without a conftest
 
 SDXL, FLUX, CKPT = "sdxl_train_network", "flux_train_network", {"gradient_checkpointing": True}
@@ -91,6 +93,44 @@ def test_losses_are_those_of_the_same_training_without(way, demo, shapes, tmp_pa
     apart = max((a.float() - b.float()).abs().max().item() for a, b in pairs)
     print(f"{way}: losses differ by {worst:.1e}, weights by {apart:.1e}")
     assert worst < (1e-6 if script.startswith("flux_train") else 3e-4)
+
+
+UNCLIPPED = {"max_grad_norm": 0.0}  # the clipping norm's order of summation differs
+IN_ONE_MEMORY = {
+    "plain": (FLUX, UNCLIPPED, 0.0),
+    "clipped": (FLUX, {"max_grad_norm": 0.01}, 1e-5),
+    "not recorded": (FLUX, UNCLIPPED | {"cuda_graphs": "false"}, 0.0),
+    "bf16 and two rates": (FLUX, UNCLIPPED | {"mixed_precision": "bf16", "network_args": ["loraplus_lr_ratio=4"]}, 0.0),
+    "fp16": (FLUX, UNCLIPPED | {"mixed_precision": "fp16"}, 0.0),
+    "accumulation and average": (FLUX, UNCLIPPED | {"gradient_accumulation_steps": 2, "ema_decay": 0.9}, 0.0),
+    "compiled": (FLUX, UNCLIPPED | {"compile": True, **CKPT}, 0.0),
+    "convolutions": (SDXL, UNCLIPPED | {"network_args": ["conv_dim=4", "conv_alpha=1"]}, 3e-4),
+    "text encoders learn": (SDXL, UNCLIPPED | TEXT, 3e-4),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", IN_ONE_MEMORY)
+def test_factors_in_one_memory_learn_the_same(way, demo, shapes, tmp_path, monkeypatch):  # noqa: F811
+    """FLUX.1's to the last bit, and without clipping also the saved weights."""
+    script, values, tolerance = IN_ONE_MEMORY[way]
+    outcomes, stepped, real = {}, [], FlatAdamW._instead_of_weights
+    monkeypatch.setattr(
+        FlatAdamW, "_instead_of_weights", lambda self, pairs: stepped.append(len(pairs)) or real(self, pairs)
+    )
+    for together in (False, True):
+        monkeypatch.setattr(flat_memory, "USED", together)
+        options = {"cuda_graphs": "true"} | EXACT | values
+        folder = tmp_path / str(together)
+        outcomes[together] = train(config_of(demo, script, train_data_dir=shapes, output_dir=folder, **options))
+        assert len(stepped) == (EXACT["max_train_steps"] if together else 0)
+    losses = [outcome.losses for outcome in outcomes.values()]
+    worst = max(abs(a - b) / abs(a) for a, b in zip(*losses, strict=True))
+    ends = [outcome.tensors() for outcome in outcomes.values()]
+    apart = max((ends[0][name].float() - ends[1][name].float()).abs().max().item() for name in ends[0])
+    print(f"{way}: losses differ by {worst:.1e}, weights by {apart:.1e}, {max(stepped)} runs")
+    assert ends[0].keys() == ends[1].keys() and worst <= tolerance and (tolerance or not apart)
+    assert max(stepped) <= 4
 
 
 @pytest.mark.gpu

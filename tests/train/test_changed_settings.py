@@ -43,7 +43,7 @@ class Run:
             {"params": [weight], "lr": config.optim.learning_rate * (1.0 if one else share), "name": name}
             for weight, share, name in zip(self.weights, shares, ("unet", "text_encoder"), strict=True)
         ]
-        self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), config)
+        self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups, factor_caches=()), config)
         self.schedule = lr_schedule.make_schedule(self.made, config, TOTAL)
         self.described = resuming.describe_groups(self.made)
         optimizers.train_mode(self.made)

@@ -21,7 +21,7 @@ def config(**values):
 
 def method(*rates):
     groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate, "name": f"part{i}"} for i, rate in enumerate(rates)]
-    return SimpleNamespace(groups=lambda _optim=None: [dict(g) for g in groups])
+    return SimpleNamespace(groups=lambda _optim=None: [dict(g) for g in groups], factor_caches=())
 
 
 def curve(total=10, **values):

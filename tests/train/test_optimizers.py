@@ -57,7 +57,7 @@ class Toy(nn.Sequential):
             {"params": [p for layer in layers for p in layer.parameters()], "lr": share * rate, "name": name}
             for layers, share, name in ((list(self)[:1], 1, "unet"), (list(self)[1:], other, "text_encoder"))
         ]
-        optimizer = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+        optimizer = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups, factor_caches=()), chosen)
         optimizers.train_mode(optimizer)
         return optimizer
 
@@ -162,7 +162,7 @@ def test_the_memory_of_an_estimate_is_what_it_takes(name):
     weight = nn.Parameter(torch.randn(256, 512) * 0.02)
     chosen = config(name)
     groups = [{"params": [weight], "lr": chosen.optim.learning_rate, "name": "unet"}]
-    optimizer = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups), chosen)
+    optimizer = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups, factor_caches=()), chosen)
     optimizers.train_mode(optimizer)
     weight.grad = torch.randn_like(weight)
     optimizer.step()
@@ -261,7 +261,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
     chosen = config(name, unet_lr=1.0, text_encoder_lr=[0.5])
     said = [problem for problem in optimizers.find_optimizer_problems(chosen) if "one learning rate" in str(problem)]
     groups = [{"params": [nn.Parameter(torch.ones(2, 2))], "lr": lr, "name": str(lr)} for lr in (1.0, 0.5)]
-    method = SimpleNamespace(groups=lambda _=None: groups)
+    method = SimpleNamespace(groups=lambda _=None: groups, factor_caches=())
     if not optimizer_spec(name).one_rate:
         optimizer = optimizers.make_optimizer(method, chosen)
         optimizers.train_mode(optimizer)
@@ -430,7 +430,7 @@ def test_8_bit_steps_on_another_stream_wait_for_their_gradients(name):
 class Learner8bit:
     """One trained matrix on the GPU, large enough for 8-bit states."""
 
-    denoiser, block_classes = None, ()
+    denoiser, block_classes, factor_caches = None, (), ()
 
     def __init__(self):
         torch.manual_seed(0)

@@ -77,7 +77,7 @@ def test_the_dice_know_seed_step_and_weight():
 class Learner:
     """A model of two groups, in half precision where that is asked for."""
 
-    denoiser, block_classes = None, ()
+    denoiser, block_classes, factor_caches = None, (), ()
 
     def __init__(self, dtype=torch.float32, scale=1.0):
         torch.manual_seed(0)

@@ -20,6 +20,7 @@ from library.methods import FullFinetune, TrainingMethod
 from library.methods.sharding import State, own_state, rows_of_parameter
 from library.optim import optimizers, resuming
 from library.optim.ema import ExponentialMovingAverage
+from library.optim.flat_adamw import clip_norm
 from library.optim.fused_step import PartitionedOptimizer
 from library.optim.lr_schedule import make_schedule
 
@@ -69,6 +70,8 @@ class Updates:
         self._norm_limit = config.network.scale_weight_norms if isinstance(config, AdapterRun) else None
         self._early = bool(config.optim.stepped_early)
         self._shards, self._averager = method.shards, None
+        for factors in method.factor_caches:
+            factors.gather(method.groups())
         if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
             gradients.broadcast(p.detach() for p in self._parameters if not rows_of_parameter(p))
             unsharded = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
@@ -125,7 +128,7 @@ class Updates:
             return {"grad_norm": self._shards.clip(self._parameters, self._limit)}
         self._world.accelerator.unscale_gradients()
         # accelerate's function would load sharded tensors first, which takes a second.
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._limit)
+        norm = clip_norm(self._parameters, self._limit, gathered=bool(self._method.factor_caches))
         return {"grad_norm": norm.to(self._world.device)}
 
     def should_step(self, *numbers: Tensor) -> bool:
