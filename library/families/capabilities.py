@@ -69,6 +69,16 @@ class HasBlockChain(Protocol):
 
 
 @runtime_checkable
+class HasImageTransformers(Protocol):
+    """A family with modules that make images tokens for the blocks in them, and images again.
+
+    Each has a GroupNorm `norm` in front of its blocks, which is compiled as well if all blocks are.
+    """
+
+    image_transformers: tuple[str, ...]  # their classes
+
+
+@runtime_checkable
 class HasFrozenParts(Protocol):
     """A family whose denoiser may have parameters that are never trained."""
 

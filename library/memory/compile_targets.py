@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from library.compiler.subclass import COMPILED, class_inside
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import BlockInputs, Family
+from library.families.capabilities import HasImageTransformers
+from library.memory.channels_last import TokenNorm
 
 # A batch's number of images (left out if all batches have the same), height and width of its latents, and then those of
 # reference images. So the length is odd if the number is there.
@@ -26,6 +29,11 @@ def compiles_size_by_size(config: RunConfig, device: torch.device) -> bool:
 
 def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list[list[nn.Module]]:
     return [[m for m in denoiser.modules() if type(m).__name__ == region] for region in block_classes]
+
+
+def image_transformers(denoiser: nn.Module, family: Family) -> list[nn.Module]:
+    classes = family.image_transformers if isinstance(family, HasImageTransformers) else ()
+    return [module for module in denoiser.modules() if type(module).__name__ in classes]
 
 
 def graphs_per_block(denoiser: nn.Module, family: Family, config: RunConfig, device: torch.device, sizes: Sizes) -> int:
@@ -49,7 +57,16 @@ def compile_targets(  # noqa: PLR0913 - everything that the choice depends on
         number = max(_graphs(inputs, options.dynamic, sizes, static) for inputs in family.block_inputs.values())
         return [[denoiser]], {}, {denoiser: BlockInputs((), (), number)}
     blocks, backends = _blocks_to_compile(blocks, family.block_classes, options)
+    if not options.compile_blocks:
+        blocks = [*blocks, _norms_between(denoiser, family)]
     return blocks, backends, _inputs(denoiser, blocks, family, options.dynamic, sizes, static)
+
+
+def _norms_between(denoiser: nn.Module, family: Family) -> list[nn.Module]:
+    """Return the norms that images go through before they become tokens, but those that an adapter changes."""
+    norms: list[Any] = [module.norm for module in image_transformers(denoiser, family)]
+    usual = (nn.GroupNorm, TokenNorm)
+    return [norm for norm in norms if class_inside(type(norm), (COMPILED,)) in usual and "forward" not in vars(norm)]
 
 
 def is_static(config: RunConfig, device: torch.device, sizes: Sizes) -> bool:

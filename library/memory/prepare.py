@@ -20,7 +20,7 @@ from library.config.run_config import RunConfig
 from library.families.base import Family
 from library.families.stored_weights import restore_layer
 from library.memory import attention, channels_last, checkpointing, swapping
-from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, is_static
+from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, image_transformers, is_static
 from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
@@ -137,13 +137,17 @@ def _compile(preparation: _Preparation) -> None:
     if not options.compile:
         return
     blocks, backends, inputs = compile_targets(denoiser, preparation.blocks, family, config, device, sizes)
+    compiled = {block for group in blocks for block in group}
     if options.compile_scope == "model":
         options = options if is_static(config, device, sizes) else replace(options, compile_dynamic="true")
         getattr(denoiser, "as_one_graph", lambda: None)()
     elif not preparation.text_learns:
-        compiled = (block for group in blocks for block in group if block in inputs)
-        untrained_beginning = before_trainable(denoiser, compiled, family)
+        # A norm in front of them is cheap, and as a block that learns it needs no graph of its own.
+        large = (block for block in inputs if type(block).__name__ in family.block_classes)
+        untrained_beginning = before_trainable(denoiser, large, family)
         inputs |= {block: replace(inputs[block], before_trainable=True) for block in untrained_beginning}
+    for block in compiled:
+        channels_last.compile_on_its_own(block)
     try:
         compile_model(options, denoiser, blocks, False, family.name, inputs, backends, plan=preparation.plan)
     except ConfigError as e:
@@ -154,8 +158,11 @@ def _compile(preparation: _Preparation) -> None:
         return  # with all layers as they are in a training without compiling
     # Blocks are traced when they run first. On a CPU, PyTorch's GroupNorm ends the process if it is trained in
     # channels_last and its input needs no gradient, so replace it in the whole denoiser there.
-    for block in [denoiser] if device.type == "cpu" else (block for group in blocks for block in group):
+    for block in [denoiser] if device.type == "cpu" else compiled:
         channels_last.keep_channels_last(block)
+    for module in image_transformers(denoiser, family):
+        if module.norm in compiled:
+            module.__class__ = channels_last.with_images_last(type(module))
 
 
 def _swap_blocks(preparation: _Preparation) -> None:
@@ -261,12 +268,14 @@ def _behaviours_within(block: nn.Module) -> set[str]:
 
 
 @contextlib.contextmanager
-def restored_after(denoiser: nn.Module, block_classes: tuple[str, ...]) -> Iterator[None]:
+def restored_after(denoiser: nn.Module, family: Family) -> Iterator[None]:
     """Restore block classes, hooks and swap state after a trial preparation: nothing recomputes, swaps or is compiled.
 
     Layers stored in 8 bits stay so, and weights stay on the device, where the next preparation needs them.
     """
-    modules = [denoiser, *(module for module in denoiser.modules() if type(module).__name__ in block_classes)]
+    blocks = (block for group in blocks_by_class(denoiser, family.block_classes) for block in group)
+    around = [part for module in image_transformers(denoiser, family) for part in (module, module.norm)]
+    modules: list[Any] = [denoiser, *blocks, *around]
     classes, names = [type(module) for module in modules], [set(vars(module)) for module in modules]
     hooks = dict(denoiser._forward_pre_hooks)
     try:

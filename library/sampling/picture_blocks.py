@@ -28,7 +28,7 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import Family
 from library.memory import channels_last, swapping
-from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets
+from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, image_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,9 @@ class PictureBlocks:
         compiler = BlockCompiler(options, torch_options, inputs, backends, self._plan.log, apart=APART)
         for block in blocks:
             self._choose_classes(block, compiler)
+        for module in image_transformers(self._denoiser, family):
+            if module.norm in self._classes:
+                self._classes[module] = channels_last.with_images_last(type(module))
         self._plan.begin(blocks, lambda block: self._keep_call(block, compiler), {}, 0)
 
     @contextlib.contextmanager
@@ -97,11 +100,12 @@ class PictureBlocks:
 
     def _choose_classes(self, block: nn.Module, compiler: BlockCompiler) -> None:
         own = {module: type(module) for module in block.modules()}
+        channels_last.compile_on_its_own(block)
         channels_last.keep_channels_last(block)
         self._classes |= {module: type(module) for module, cls in own.items() if type(module) is not cls}
+        entry = compiler.entry(block, class_inside(type(block), OF_TRAINING))
         for module, cls in own.items():
             module.__class__ = cls
-        entry = compiler.entry(block, class_inside(type(block), OF_TRAINING))
         # All blocks of a class, as they share graphs; only those with a `_swap` attribute do swap.
         self._classes[block] = swapping.swapped(entry) if SWAPPED in behaviours_of(block) else entry
 

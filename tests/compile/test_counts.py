@@ -16,7 +16,8 @@ DOZEN = tuple((2, *map(int, side.split("x"))) for side in SIDES.split())
 QUICK = {"compile_blocks": "single:all", "network_args": ONE_ADAPTER}
 CASES = {
     # The tiny U-Net's last two levels are equally wide.
-    "one size": (SDXL, ONE, {}, {"ResnetBlock2D": 9, "BasicTransformerBlock": 2}),
+    "one size": (SDXL, ONE, {}, {"ResnetBlock2D": 9, "BasicTransformerBlock": 2, "GroupNorm": 2}),
+    "a dozen sizes of SDXL": (SDXL, DOZEN, {}, {"ResnetBlock2D": 7, "BasicTransformerBlock": 1, "GroupNorm": 1}),
     "many sizes": (SDXL, MANY, {"compile_blocks": "transformer:all"}, {"BasicTransformerBlock": 1}),
     "each size": (
         SDXL,

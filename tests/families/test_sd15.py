@@ -194,13 +194,8 @@ def test_skipped_layers_of_the_text_encoder_are_not_trained(tiny):
     assert frozen and all("encoder.layers.2." in name for name in frozen)
 
 
-def test_the_published_size_has_the_graphs_that_are_predicted():
+def test_the_published_size_has_eight_heads():
     unet = random.make_networks(random.FULL).denoiser()
-    shapes = {"BasicTransformerBlock": set(), "ResnetBlock2D": set()}
-    for module in unet.modules():
-        if (kind := type(module).__name__) in shapes:
-            shapes[kind].add(tuple((name, tuple(p.shape)) for name, p in module.named_parameters()))
-    assert {kind: len(found) for kind, found in shapes.items()} == dict(facts_of("sd15").graphs)
     assert model.CHECKPOINTS.heads == 8 == unet.config.attention_head_dim
 
 

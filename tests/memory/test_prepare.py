@@ -34,7 +34,7 @@ def test_the_blocks_are_described_by_what_was_added_to_them_and_restored_after_a
         keep_torch_settings(),
         attention.keep_attention_settings(),
         CompileLog() as log,
-        restored_after(denoiser, classes),
+        restored_after(denoiser, family),
     ):
         said = prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log).blocks
     double, single = said.removeprefix("Blocks: ").split("; ")
@@ -55,7 +55,7 @@ def test_classes_are_put_around_a_block_in_one_order_only(demo):
         keep_torch_settings(),
         attention.keep_attention_settings(),
         CompileLog() as log,
-        restored_after(denoiser, classes),
+        restored_after(denoiser, family),
     ):
         prepare_denoiser(denoiser, family, config, torch.device("cpu"), sizes, log=log)
         blocks = [block for group in blocks_by_class(denoiser, classes) for block in group]

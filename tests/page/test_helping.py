@@ -195,9 +195,9 @@ def test_the_outlook_knows_what_an_earlier_run_took(helper, tmp_path):
 @pytest.mark.parametrize(
     ("values", "begins"),
     [
-        ({}, "14 graphs, about 75 s"),
-        ({"compile_blocks": "transformer:all"}, "2 graphs, about 11 s"),
-        ({"compile_blocks": "transformer:0,resnet:0-2,resnet:4"}, "5 graphs, about 27 s"),
+        ({}, "16 graphs, about 77 s"),
+        ({"compile_blocks": "transformer:all"}, "2 graphs, about 10 s"),
+        ({"compile_blocks": "transformer:0,resnet:0-2,resnet:4"}, "5 graphs, about 24 s"),
         ({"compile_scope": "model"}, "One graph of the whole model"),
     ],
 )
@@ -209,7 +209,8 @@ def test_the_outlook_is_for_the_blocks_that_are_chosen(values, begins):
 def test_every_family_says_how_many_graphs_its_blocks_need():
     for family in families.all_families():
         for script in family.scripts:
-            assert family.graphs.keys() == {*config_class(script)().compile.kinds.values()}
+            blocks = {*config_class(script)().compile.kinds.values()}
+            assert family.graphs.keys() - {"GroupNorm"} == blocks  # norms between blocks are no choice of their own
 
 
 def test_a_probe_reads_and_writes_where_the_page_may_only(helper, tmp_path):

@@ -54,12 +54,13 @@ class UnetFamily(ABC):
     latent_cache: LatentCache
     block_classes = ("BasicTransformerBlock", "ResnetBlock2D")
     block_chain = BlockChain(("down_blocks", "mid_block", "up_blocks"), is_unet=True, max_skipped=1)
-    adapter_targets = ("Transformer2DModel",)
+    adapter_targets = image_transformers = ("Transformer2DModel",)
     text_adapter_targets = clip.CLIP_LAYER_CLASSES
     # Tokens of the image; height and width of its features.
     block_inputs = {
         "BasicTransformerBlock": BlockInputs(streams=(0,), dynamic=((0, 1),)),
         "ResnetBlock2D": BlockInputs(streams=(0,), dynamic=((0, 2), (0, 3))),
+        "GroupNorm": BlockInputs(streams=(0,), dynamic=((0, 2), (0, 3))),
     }
     # Weights that read the text are used for few tokens, hence `used` below 1.
     block_costs = {"BasicTransformerBlock": BlockCost("transformer_blocks", activations=36, used=0.85)}

@@ -170,7 +170,7 @@ class Tuner:
         except ConfigError as refused:
             result.why = refused.problems[0]
             return result
-        undone = restored_after(asked.components.denoiser, asked.family.block_classes)
+        undone = restored_after(asked.components.denoiser, asked.family)
         with CompileLog(self.journal.on_graph) as log, undone:
             try:
                 self.time_candidate(replace(asked, config=config, compile_log=log), result)
