@@ -256,7 +256,7 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     recorded_by = compile_modes.recorded_on_gpu_alone(config.compile)
     if recorded_by and _device().type != "cuda":
         yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
-    if config.compile.compile or (config.sample.wanted and config.sample.sample_compile != "false"):
+    if config.compile.compile or (config.sample.wanted and config.sample.sample_compile == "true"):
         yield from cache.find_cache_problems(config.compile.compile_cache_dir, _device())
     if not config.adapters:
         return

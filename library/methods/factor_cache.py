@@ -80,7 +80,8 @@ class _CastAndScale(torch.autograd.Function):
         # They lie as their factors do, for the optimizer.
         cast = flat_memory.like([factor for factor, _, _ in present])
         if present:  # PyTorch refuses empty lists
-            torch_private.foreach_copy_(cast, [gradient for _, _, gradient in present])
+            pairs = zip((gradient for _, _, gradient in present), cast, strict=True)
+            torch_private.foreach_copy_(cast, [_in_order_of(to, gradient) for gradient, to in pairs])
         # The chain rule: what the factor was multiplied with in forward multiplies its gradient.
         if scaled_in(ctx.cast_to):
             _scale_(cast, [strength for _, strength, _ in present], ctx.multiplier)
@@ -109,6 +110,11 @@ def _scaled(tensors: Sequence[Tensor], strengths: Sequence[float | None], multip
     torch_private.foreach_mul_(scaled, multiplier)
     results = iter(scaled)
     return [t if s is None else next(results) for t, s in zip(tensors, strengths, strict=True)]
+
+
+def _in_order_of(like: Tensor, values: Tensor) -> Tensor:
+    """Return the values in the order of `like` in memory: with one in another order PyTorch copies a list singly."""
+    return values if values.stride() == like.stride() else torch.empty_like(like, dtype=values.dtype).copy_(values)
 
 
 def _scale_(tensors: Sequence[Tensor], strengths: Sequence[float | None], multiplier: Tensor) -> None:

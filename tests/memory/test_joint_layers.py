@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from library import families
 from library.bench import subjects
+from library.compiler import torch_private
 from library.families.shared import joint_layers
 from library.methods.adapters import LoraLinear
 from tests import training
@@ -35,7 +36,7 @@ class Products(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def _unet(script, **options):
+def _model(script, **options):
     subject = subjects.FamilySubject(script, {"mixed_precision": "no", **options}, "tiny")
     trainable = subject.make(subject.config({}), CPU)
     for layer in trainable.components.denoiser.modules():
@@ -53,7 +54,7 @@ def _gradients(trainable, predict):
 
 @pytest.mark.parametrize("script", UNETS)
 def test_outputs_and_gradients_are_those_of_single_layers_in_fewer_products(joined, script):
-    trainable, predict = _unet(script)
+    trainable, predict = _model(script)
     unet = trainable.components.denoiser
     names, values = list(unet.state_dict()), {name: p.clone() for name, p in unet.named_parameters()}
     with Products() as before:
@@ -69,6 +70,23 @@ def test_outputs_and_gradients_are_those_of_single_layers_in_fewer_products(join
     assert all(torch.equal(p, values[name]) for name, p in unet.named_parameters())
 
 
+@pytest.mark.parametrize("script", training.LORAS)
+def test_gradients_of_factors_have_their_factors_order_in_memory(joined, script, monkeypatch):
+    """PyTorch copies lists of tensors at once only if all pairs have equal strides."""
+    pairs = []
+
+    def copy_(into, values):
+        pairs.extend((to.stride(), new.stride()) for to, new in zip(into, values, strict=True))
+        for to, new in zip(into, values, strict=True):
+            to.copy_(new)
+
+    trainable, predict = _model(script, mixed_precision="bf16")
+    getattr(trainable.components.denoiser, "join_layers", lambda: None)()
+    monkeypatch.setattr(torch_private, "foreach_copy_", copy_)
+    _gradients(trainable, predict)
+    assert pairs and all(one == other for one, other in pairs)
+
+
 @pytest.mark.parametrize("script", UNETS)
 def test_trainings_learn_the_same(demo, squares, tmp_path, script, monkeypatch):
     """Eagerly, checkpointed and compiled; blocks share their graphs as before."""
@@ -81,29 +99,29 @@ def test_trainings_learn_the_same(demo, squares, tmp_path, script, monkeypatch):
     compiled = {"compile": True, "compile_backend": "aot_eager", "compile_blocks": training.FEW[script]}
     ways = {"eager": {}, "checkpointed": {"gradient_checkpointing": True}, "compiled": compiled}
 
-    def losses(name, **more):
-        outcome = training.train(training.config_of(demo, script, **options, **more, output_dir=tmp_path / name))
-        return outcome
+    def outcome(name, **more):
+        return training.train(training.config_of(demo, script, **options, **more, output_dir=tmp_path / name))
 
-    wanted = losses("single")
+    wanted = outcome("single")
     monkeypatch.setattr(joint_layers, "JOINED_ON", {"cpu"})
     for way, more in ways.items():
-        joint = losses(way, **more)
+        joint = outcome(way, **more)
         assert joint.losses == pytest.approx(wanted.losses, rel=1e-4), way
+        learned = joint.tensors()
         for name, tensor in wanted.tensors().items():
-            torch.testing.assert_close(joint.tensors()[name].float(), tensor.float(), rtol=0.05, atol=1e-4)
+            torch.testing.assert_close(learned[name].float(), tensor.float(), rtol=0.05, atol=1e-4)
 
 
 def test_what_cannot_be_joined_stays_as_it_is(joined):
     """Layers that drop values or that are trained, a layer of another class, and weights that were moved away."""
-    trainable, predict = _unet("sdxl_train_network", network_dropout=0.5)
+    trainable, predict = _model("sdxl_train_network", network_dropout=0.5)
     unet = trainable.components.denoiser
     unet.join_layers()
     assert all(attention.joint is None for attention in _attentions(unet))
     predict(unet)
     assert all(attention.text_projected is None for attention in _attentions(unet))
 
-    trainable, predict = _unet("sdxl_train_network")
+    trainable, predict = _model("sdxl_train_network")
     unet = trainable.components.denoiser
     wanted = predict(unet)
     unet.join_layers()
@@ -114,7 +132,7 @@ def test_what_cannot_be_joined_stays_as_it_is(joined):
         )
     assert not torch.allclose(predict(unet), wanted, atol=1e-3)  # the other class has its say
 
-    trainable, predict = _unet("sdxl_train_network")
+    trainable, predict = _model("sdxl_train_network")
     unet = trainable.components.denoiser
     wanted = predict(unet)
     unet.join_layers()

@@ -215,7 +215,7 @@ class Sample:
         "lcm",
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
     sample_compile: Literal["auto", "true", "false"] = opt(
-        "false",
+        "auto",
         "Compile and record the model for samples: always, never, or if it saves time (auto).",
         parse=switch,
         label="Compile for samples",

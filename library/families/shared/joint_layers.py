@@ -45,10 +45,27 @@ class JointLayers:
         outputs = F.linear(rows, self.matrix).unflatten(-1, (number, -1)).transpose(0, 1)  # [layers, rows, outputs]
         if rank_of(self.layers[0]):
             factors = [layer.cached_factors or layer._own_factors(x) for layer in self.layers]
-            downs, ups = torch.cat([down for down, _ in factors]), torch.stack([up for _, up in factors])
+            downs = torch.cat([down for down, _ in factors]).to(outputs.dtype)
+            ups = torch.stack([up for _, up in factors]).to(outputs.dtype)
             hidden = F.linear(rows, downs).unflatten(-1, (number, -1)).transpose(0, 1)
-            outputs = torch.baddbmm(outputs, hidden, ups.transpose(1, 2))
+            outputs = _AddAdapters.apply(outputs, hidden, ups)
         return outputs.contiguous().unflatten(1, x.shape[:-1]).unbind()
+
+
+class _AddAdapters(torch.autograd.Function):
+    """outputs [layers, rows, outputs] + hidden [layers, rows, rank] @ ups [layers, outputs, rank], transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, hidden: Tensor, ups: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, ups)
+        return torch.baddbmm(outputs, hidden, ups.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, ups = ctx.saved_tensors
+        # PyTorch's own gradient of `ups` would be transposed in memory; those of all factors are cast at once only if
+        # none is.
+        return gradients[0], gradients[0] @ ups, gradients[0].transpose(1, 2) @ hidden
 
 
 def can_join(layers: Sequence[Any]) -> bool:
