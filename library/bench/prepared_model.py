@@ -187,7 +187,8 @@ class PreparedModel:
             if isinstance(layer, Adapter) and (factors := layer.cached_factors):
                 layer.cached_factors = tuple(x.detach().requires_grad_(x.requires_grad) for x in factors)
             if projected := getattr(layer, "text_projected", None):
-                layer.text_projected = tuple(x.detach().requires_grad_(x.requires_grad) for x in projected)
+                own: Any = layer
+                own.text_projected = tuple(x.detach().requires_grad_(x.requires_grad) for x in projected)
 
     def compiling(self) -> dict[str, Any]:
         """Return the compiler's log since the model was prepared."""
