@@ -409,9 +409,10 @@ def test_a_step_without_memory_frees_recorded_pictures_and_is_repeated():
     assert not precompiler.recover(torch.OutOfMemoryError(), model)
 
 
-def test_pictures_are_neither_compiled_nor_recorded_by_default(given):  # noqa: F811
+def test_pictures_are_recorded_by_default_and_not_without_sample_compile(given):  # noqa: F811
     config = given(FLUX)
-    model = opened(config)
-    for chosen, why in ((config, "sample_compile is false"), (deciding(config), "")):
+    model, off = opened(config), replace(config, sample=replace(config.sample, sample_compile="false"))
+    assert config.sample.sample_compile == "auto"
+    for chosen, why in ((off, "sample_compile is false"), (config, "")):
         engine = PictureEngine(model.components.denoiser, model.family, chosen, torch.device("cuda"), CompileLog())
         assert bool(engine.recorder.why_not) is bool(why) and why in str(engine.recorder.why_not)

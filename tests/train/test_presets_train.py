@@ -16,6 +16,7 @@ from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.schema import option_values, options_of
 from library.families import RUNS, config_class
+from library.families.shared import joint_layers
 from library.recipes import preset_files
 from tests.packages import eight_bit, hide
 from tests.preset_models import asked, base_of, relatives, script_of, with_data  # noqa: F401
@@ -43,8 +44,10 @@ DIFFERENT = {asked(preset): preset for preset in EVERY.values()}
 
 
 @pytest.fixture
-def start(demo, relatives, squares, tmp_path):  # noqa: F811
+def start(demo, relatives, squares, tmp_path, monkeypatch):  # noqa: F811
     """Apply a preset to a form in which only the paths are filled in, and train; the outcome, and what was told."""
+
+    monkeypatch.setattr(joint_layers, "JOINED_ON", {"cpu"})  # as on a GPU
 
     def run(preset):
         script = "flux_train_network" if preset.is_profile else script_of(preset)

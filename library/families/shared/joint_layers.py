@@ -12,32 +12,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.compiler.subclass import wanted_type
-
 JOINED_ON = {"cuda"}  # kinds of device; on a CPU larger products would change the last bits of losses
 
 
+# Why: docs/decisions/2026-11-29-layers-with-one-input.md
 class JointLayers:
     """Linear layers with one input, equal sizes and adapters of equal rank, and the matrix that has their weights."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         """`layers` can be joined (see `can_join`); their weights become parts of `matrix` [sum of outputs, inputs]."""
-        self.layers, self.classes = tuple(layers), tuple(map(type, layers))
+        self.layers, self._classes = tuple(layers), tuple(map(type, layers))
         self.matrix = torch.cat([layer.weight.data for layer in layers])
         for layer, part in zip(layers, self.matrix.chunk(len(layers)), strict=True):
             layer.weight.data = part
+        self._addresses = [layer.weight.data_ptr() for layer in layers]
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether the weights are still parts of the matrix."""
-        return self.layers[0].weight.data_ptr() == self.matrix.data_ptr()
-
-    def fits(self, x: Tensor) -> bool:
-        """Return whether the product serves for x: a file applied for pictures changes the layers' classes, and in
-        float16 adapters scale their activations.
+    def has(self, layers: Sequence[Any]) -> bool:
+        """Return whether these are still the layers and weights that were joined: files that are applied for pictures
+        replace layers or change their classes.
         """
-        is_same = all(type(layer) is cls for layer, cls in zip(self.layers, self.classes, strict=True))
-        return is_same and self.matrix.dtype == wanted_type(x) != torch.float16
+        return all(
+            layer is own and type(layer) is cls and layer.weight.data_ptr() == address
+            for layer, own, cls, address in zip(layers, self.layers, self._classes, self._addresses, strict=True)
+        )
+
+    def serves(self, x: Tensor) -> bool:
+        """Return whether x is multiplied in the matrix's type; in float16 adapters scale their activations."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        return self.matrix.dtype == dtype != torch.float16
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return what each layer returns for x [..., inputs]: a contiguous tensor [..., outputs]."""
@@ -70,10 +73,11 @@ class _AddAdapters(torch.autograd.Function):
 
 def can_join(layers: Sequence[Any]) -> bool:
     """Return whether layers can be joined: frozen, without bias, not in 8 bits, and alike."""
+    if not all(map(_is_plain, layers)):
+        return False
     kinds = {(layer.weight.shape, layer.weight.dtype, layer.weight.device, rank_of(layer)) for layer in layers}
     _, dtype, device, _ = next(iter(kinds))
-    is_usual = device.type in JOINED_ON and dtype in (torch.bfloat16, torch.float32)
-    return len(kinds) == 1 and is_usual and all(map(_is_plain, layers))
+    return len(kinds) == 1 and device.type in JOINED_ON and dtype in (torch.bfloat16, torch.float32)
 
 
 def rank_of(layer: Any) -> int:
@@ -82,13 +86,12 @@ def rank_of(layer: Any) -> int:
 
 def _is_plain(layer: Any) -> bool:
     """Return whether a layer computes nothing but W x and an adapter that drops nothing and adds no noise."""
-    if layer.bias is not None or layer.weight.requires_grad:
-        return False
     if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False  # it may not even have a weight
+    is_adapted = bool(vars(type(layer)).get("can_join"))
+    if not (type(layer) is nn.Linear or is_adapted) or layer.bias is not None or layer.weight.requires_grad:
         return False
-    if type(layer) is nn.Linear:
-        return True
-    return bool(vars(type(layer)).get("can_join")) and not (layer.spec.drops or layer.spec.noise)
+    return not (is_adapted and (layer.spec.drops or layer.spec.noise))
 
 
 class JointAttention:
@@ -98,28 +101,30 @@ class JointAttention:
         """Of self-attentions, queries, keys and values are joined; keys and values of all cross-attentions, which read
         the same text, are joined across blocks.
         """
-        self._own: list[Any] = []
+        self._own: list[tuple[Any, JointLayers]] = []
         self._of_text: list[tuple[list[Any], JointLayers]] = []
         readers = defaultdict(list)
         for attention in attentions:
-            attention.joint, attention.text_projected = None, None
+            attention.joint = attention.text_projected = None
             if attention.is_cross_attention:
-                readers[attention.to_k.weight.shape, rank_of(attention.to_k)].append(attention)
+                readers[attention.inner_kv_dim, rank_of(attention.to_k)].append(attention)
             elif can_join(layers := (attention.to_q, attention.to_k, attention.to_v)):
                 attention.joint = JointLayers(layers)
-                self._own.append(attention)
+                self._own.append((attention, attention.joint))
         for members in readers.values():
-            layers = [layer for attention in members for layer in (attention.to_k, attention.to_v)]
-            if can_join(layers):
+            if can_join(layers := _readers(members)):
                 self._of_text.append((members, JointLayers(layers)))
 
     def begin_pass(self, text: Tensor) -> None:
         """Give all cross-attentions their keys and values of the text [B, L, text channels]."""
-        for attention in self._own:
-            if attention.joint and not attention.joint.is_intact:
-                attention.joint = None
+        for attention, joint in self._own:
+            attention.joint = joint if joint.has((attention.to_q, attention.to_k, attention.to_v)) else None
         for attentions, joint in self._of_text:
-            projected = joint(text) if joint.is_intact and joint.fits(text) else ()
+            projected = joint(text) if joint.has(_readers(attentions)) and joint.serves(text) else ()
             pairs = zip(projected[::2], projected[1::2], strict=True) if projected else [None] * len(attentions)
             for attention, pair in zip(attentions, pairs, strict=True):
                 attention.text_projected = pair
+
+
+def _readers(attentions: Iterable[Any]) -> list[Any]:
+    return [layer for attention in attentions for layer in (attention.to_k, attention.to_v)]

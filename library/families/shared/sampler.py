@@ -166,6 +166,7 @@ class Sampler(ABC):
         self.decoded_by = "" if way == AT_ONCE else way or self.decoded_by
         return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
+    # Why: docs/decisions/2026-11-29-decoders-stay-eager.md
     def _decoded(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Return the decoder's pixels [1, 3, H, W] in -1..1."""
         with self.vae_on(latents.device) as vae, torch.autocast(latents.device.type, enabled=False):

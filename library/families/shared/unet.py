@@ -103,7 +103,7 @@ class SharedInputAttention:
         """[B, S, C] and the text [B, L, text channels], or None for self-attention -> [B, S, C]."""
         if encoder_hidden_states is None:
             own = attn.joint
-            joint = own is not None and own.fits(hidden_states)
+            joint = own is not None and own.serves(hidden_states)
             projected = own(hidden_states) if joint else projections(hidden_states, attn.to_q, attn.to_k, attn.to_v)
         elif attn.text_projected is not None:
             projected = attn.to_q(hidden_states), *attn.text_projected
