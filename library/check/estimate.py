@@ -61,7 +61,7 @@ STATES = {
 USUAL_STATES = 8  # two float32 values, as in AdamW
 CONTEXT = 0.85 * BYTES_PER_GIB  # memory of the driver, cuBLAS and cuDNN
 SLACK = 1.08  # for fragmentation
-RECORDED = 0.9  # additional memory of recorded compiled convolutions, as a share of activations
+RECORDED = 0.67 * BYTES_PER_GIB  # additional memory of recorded compiled convolutions, whatever they keep
 FILLED = 0.95  # share of GPU memory taken by recordings before they are given up
 
 LAUNCH_SECONDS = {False: 0.7e-3, True: 0.3e-3}  # seconds of host work per block and pass, eager and compiled
@@ -181,7 +181,7 @@ def _recording_memory(config: RunConfig, model: ModelStats, trained: float, acti
     gradients = trained * (4 if config.adapters else fp8_storage.storage_type(config).itemsize)
     shared = gradients if config.optim.stepped_early else 0
     convolutions = config.compile.compile and any(block.is_convolution for block in model.blocks)
-    return shared + max(0, gradients - activations) + convolutions * RECORDED * activations
+    return shared + max(0, gradients - activations) + convolutions * RECORDED
 
 
 def _trained_bytes(config: RunConfig) -> int:
