@@ -88,7 +88,7 @@ def empty_components(config: RunConfig, encoders: bool) -> tuple[Family, ModelCo
 def find_idle_rounding(config: RunConfig) -> Iterator[Problem]:
     """Remark that fp8_base rounds nothing, as the denoiser's file already holds all matrices of the blocks in fp8.
 
-    Without the option they would be widened, so it is not without effect. int8_base rounds such a file's values again.
+    Without the option they would be widened, so it is not without effect.
     """
     precision = config.precision
     merges = isinstance(config, AdapterRun) and bool(config.network.base_weights)  # rounds the sums to fp8
@@ -102,9 +102,33 @@ def find_idle_rounding(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def find_second_rounding(config: RunConfig) -> Iterator[Problem]:
+    """Remark that the denoiser's file has its matrices in 8 bits, and that this config rounds or trains them again."""
+    option, precision = "pretrained_model_name_or_path", config.precision
+    if not (kind := _eight_bits_of(Path(config.model.pretrained_model_name_or_path or ""))):
+        return
+    if not config.adapters:
+        template = (
+            "has weights in {kind}, which are rounded already: a fine-tune begins more exactly from the bf16 file"
+        )
+        yield Problem(option, template, kind=kind)
+    elif precision.nf4_denoiser:
+        template = "rounds the image model a second time, as its file is in {kind}: the bf16 file is more exact"
+        yield Problem("base_bits", template, kind=kind)
+    elif kind == "fp8" and precision.int8_base:
+        yield _keep_format("int8_base", "fp8_base", kind)
+    elif kind == "int8" and precision.fp8_denoiser:
+        yield _keep_format("fp8_base" if precision.fp8_base else "fp8_base_unet", "int8_base", kind)
+
+
+def _keep_format(option: str, better: str, kind: str) -> Problem:
+    template = "rounds the image model a second time, as its file is in {kind}: {better} keeps it as it is"
+    return Problem(option, template, kind=kind, better=better, fix={option: False, better: True})
+
+
 def _keeps_fp8(config: RunConfig) -> bool:
     """Return whether fp8_base finds all frozen matrices of the denoiser's blocks in fp8 already."""
-    if not _holds_fp8(Path(config.model.pretrained_model_name_or_path or "")):
+    if _eight_bits_of(Path(config.model.pretrained_model_name_or_path or "")) != "fp8":
         return False
     with contextlib.suppress(ConfigError), _quiet():
         family, components = empty_components(config, encoders=False)
@@ -115,13 +139,16 @@ def _keeps_fp8(config: RunConfig) -> bool:
     return False
 
 
-def _holds_fp8(path: Path) -> bool:
-    """Return whether a checkpoint has tensors in fp8, from headers alone, as building its networks takes seconds."""
+def _eight_bits_of(path: Path) -> str:
+    """Return whether a checkpoint has tensors in int8 or fp8, "" for neither: from headers alone, as building its
+    networks takes seconds.
+    """
+    dtypes: set[str] = set()
     with contextlib.suppress(ConfigError, OSError):
         files = path.rglob("*.safetensors") if path.is_dir() else weights.files(path)
         readable = (file for file in files if file.suffix == ".safetensors")
-        return any(entry["dtype"] == "F8_E4M3" for file in readable for entry in weights.header_entries(file).values())
-    return False
+        dtypes = {str(entry["dtype"]) for file in readable for entry in weights.header_entries(file).values()}
+    return "int8" if "I8" in dtypes else "fp8" if "F8_E4M3" in dtypes else ""
 
 
 @contextlib.contextmanager

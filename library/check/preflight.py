@@ -46,6 +46,7 @@ SHAPING = {
     "network_train_unet_only",
     "network_train_text_encoder_only",
     "train_text_encoder",
+    "assistant_lora",
 }
 LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
 
@@ -147,6 +148,7 @@ def evaluate(
         family = families.family_for(config)
         remarks += [] if failed["model"] else [*family.notes(), *_check_caption_lengths(family, images)]
         remarks += [] if failed["model"] else meta_model.find_idle_rounding(config)
+        remarks += [] if failed["model"] else meta_model.find_second_rounding(config)
         model = config.model.pretrained_model_name_or_path or ""
         remarks += recognition.find_name_notes(config.family, model, asdict(config.model))
         resumes = not (failed["length"] or any(problem.option == "resume" for problem in new_problems))

@@ -82,5 +82,5 @@ def about_absent(option: str, path: str, takes: str | None = None) -> Problem:
 
 
 def _about_repository(option: str, shown: str, repository: str) -> Problem:
-    template = ": {name} is a whole repository of Hugging Face; name one file in it: {example}"
+    template = ": {name} is a whole repository on Hugging Face; name one file in it: {example}"
     return Problem(option, template, name=shown, example=f"{repository}/<name>.safetensors")

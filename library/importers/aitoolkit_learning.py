@@ -262,15 +262,21 @@ def _import_aitoolkit_noise(builder: ImportBuilder) -> None:
 def _import_preservation(builder: ImportBuilder) -> None:
     """Import what keeps the base model's predictions: for captions with the class in place of the trigger word (DOP),
     or for the empty prompt."""
+    first = ""
     for switch in ("train.diff_output_preservation", "train.blank_prompt_preservation"):
         if not is_on(builder.get(switch)):
             continue
+        if first:
+            builder.ignore(switch, Message("only one prompt can be preserved, and {key} is on as well", key=first))
+            continue
+        first = switch
         if not builder.adapters:
             builder.ignore(
                 switch, "only a LoRA or LyCORIS network can be switched off to get the base model's prediction"
             )
             continue
-        weight, prompt = builder.number(f"{switch}_multiplier"), str(builder.get(f"{switch}_class") or "")
+        given = builder.get(f"{switch}_class")
+        weight, prompt = builder.number(f"{switch}_multiplier"), given if isinstance(given, str) else ""
         values: JsonObject = {"preserve_weight": 1.0 if weight is None else weight}
         values |= {"preserve_prompt": prompt} if prompt else {}
         builder.change(switch, describe(values), values)

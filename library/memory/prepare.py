@@ -283,6 +283,7 @@ def restored_after(denoiser: nn.Module, family: Family) -> Iterator[None]:
     finally:
         if swap := vars(denoiser).get("_swap"):
             swap.undo()
+        getattr(denoiser, "separate_layers", lambda: None)()
         denoiser._forward_pre_hooks.clear()
         denoiser._forward_pre_hooks.update(hooks)
         for module, cls, original_names in zip(modules, classes, names, strict=True):

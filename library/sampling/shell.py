@@ -47,7 +47,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
 
         def store(sheet: "Sheet") -> None:
             work.store(sheet.as_json())
-            if not work.folder:
+            if not work.folder and not sheet.grid:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
         for note in sampling_notes(arguments, config):

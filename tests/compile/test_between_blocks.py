@@ -16,6 +16,7 @@ from library.compiler.entry import graph_shape
 from library.config.building import build_config
 from library.memory import channels_last
 from library.memory.compile_targets import blocks_by_class, compile_targets, image_transformers
+from tests import training
 from tests.training import several_blocks
 
 SCRIPTS = {"sdxl": "sdxl_train_network", "sd15": "train_network"}
@@ -142,3 +143,14 @@ def test_the_published_sizes_have_the_graphs_that_are_predicted(family):
     groups, _, _ = compile_targets(unet, groups, loaded, config, CPU, ((64, 64), (64, 72)))
     shapes = {type(group[0]).__name__: {graph_shape(block) for block in group} for group in groups}
     assert {kind: len(found) for kind, found in shapes.items()} == dict(families.facts_of(family).graphs)
+
+
+def test_norms_that_a_process_does_not_have_are_not_compiled_there(demo):
+    """A process that compiles beside a training has only the blocks with graphs of their own."""
+    values = training.config_of(demo, SCRIPTS["sdxl"], compile=True, compile_backend="eager")
+    unet = families.family_for(values).load(torch.float32).denoiser
+    family = families.family_for(values)
+    first, *others = image_transformers(unet, family)
+    del first.norm
+    groups, _, _ = compile_targets(unet, blocks_by_class(unet, family.block_classes), family, values, CPU, SIZES)
+    assert [*groups[-1]] == [module.norm for module in others]

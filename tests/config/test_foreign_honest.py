@@ -165,6 +165,23 @@ def test_what_ai_toolkit_preserves_is_preserved(settings, expected):
     assert {outcome(imported, key).kind for key in train} == {"changed"}
 
 
+def test_of_two_kinds_of_preservation_one_is_imported_and_the_other_named():
+    switches = {"diff_output_preservation": True, "diff_output_preservation_class": "person"}
+    switches |= {"diff_output_preservation_multiplier": 0.5}
+    switches |= {"blank_prompt_preservation": True, "blank_prompt_preservation_multiplier": 2.0}
+    imported = importers.import_content(
+        of_aitoolkit({**TURBO, **{f"train.{k}": v for k, v in switches.items()}}), CONFIGS
+    )
+    network = imported.config.network
+    assert (network.preserve_weight, network.preserve_prompt) == (0.5, "person")
+    ignored = outcome(imported, "train.blank_prompt_preservation")
+    assert ignored.kind == "ignored" and "train.diff_output_preservation is on as well" in str(ignored.text)
+    listed = of_aitoolkit(
+        {**TURBO, "train.diff_output_preservation": True, "train.diff_output_preservation_class": ["a"]}
+    )
+    assert importers.import_content(listed, CONFIGS).config.network.preserve_prompt is None
+
+
 def test_what_acts_once_the_data_sets_are_written_is_not_called_idle():
     """The weight of regularisation images, which are in the file of data sets that is written beside the config."""
     data = [{"folder_path": "/cats"}, {"folder_path": "/reg", "is_reg": True}]

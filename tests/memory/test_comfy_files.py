@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families
+from library.check import meta_model
 from library.families.stored_weights import restore_layer
 from library.memory.compile_targets import blocks_by_class
 from library.memory.quantization import fp8_matmul, fp8_storage, int8_matmul
@@ -144,15 +145,58 @@ UNREADABLE = {
         ({"weight_scale": torch.zeros(0)}, "do not fit its"),
         ({"weight_scale": torch.tensor(float("nan"))}, "is NaN or infinite"),
         ({"comfy_quant": as_format(format="int8_blockwise")}, "int8_blockwise"),
+        ({"comfy_quant": as_format(format=None)}, "a damaged comfy_quant"),
+        ({"comfy_quant": torch.tensor([*b"{broken"], dtype=torch.uint8)}, "a damaged comfy_quant"),
         ({"comfy_quant": as_format(convrot=True, convrot_groupsize="64")}, "which is impossible"),
         ({"comfy_quant": as_format(convrot=True, convrot_groupsize=8)}, "which is impossible"),
     ),
     "fp8": (
+        ({"weight_scale": None}, "in fp8 without their scales"),
+        ({"weight_scale": None, "comfy_quant": None, "input_scale": torch.ones(())}, "in fp8 without their scales"),
         ({"weight_scale": torch.ones(3)}, "do not fit its"),
         ({"weight_scale": torch.tensor(float("inf"), dtype=torch.bfloat16)}, "is NaN or infinite"),
         ({"weight_scale": torch.tensor(float("nan"), dtype=torch.float16)}, "is NaN or infinite"),
     ),
 }
+
+
+def test_a_file_that_says_it_is_scaled_needs_scales(demo, beside):
+    source, path = beside(FLUX)
+    stored, _ = write_scaled(source, path, "fp8")
+    left = {name: tensor for name, tensor in stored.items() if not name.endswith((".weight_scale", ".comfy_quant"))}
+    config = training.config_of(demo, FLUX, pretrained_model_name_or_path=path)
+    for marks, count in (({}, 0), ({"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, 1)):
+        save_file(left | marks, path)
+        problems = [str(problem) for problem in families.family_for(config).problems()]
+        assert len(problems) == count and all("in fp8 without their scales" in problem for problem in problems)
+
+
+ROUNDED_TWICE = {
+    "int8": {
+        "fp8_base": ({"fp8_base": True}, {"fp8_base": False, "int8_base": True}),
+        "base_bits": ({"base_bits": 4}, {}),
+        "": ({"int8_base": True}, {}),
+    },
+    "fp8": {
+        "int8_base": ({"int8_base": True}, {"int8_base": False, "fp8_base": True}),
+        "base_bits": ({"base_bits": 4}, {}),
+        "": ({"fp8_base_unet": True}, {}),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED_TWICE)
+def test_the_check_says_where_numbers_in_8_bits_are_rounded_again(demo, beside, kind):
+    source, path = beside(FLUX)
+    write_scaled(source, path, kind)
+    for option, (options, fix) in ROUNDED_TWICE[kind].items():
+        values = {"pretrained_model_name_or_path": path, "mixed_precision": "bf16", **options}
+        remarks = [*meta_model.find_second_rounding(training.config_of(demo, FLUX, **values))]
+        assert [(remark.option, remark.fix or {}) for remark in remarks] == [(option, fix)] * bool(option)
+    config = training.config_of(demo, "flux_train", pretrained_model_name_or_path=path)
+    (remark,) = meta_model.find_second_rounding(config)
+    assert f"in {kind}, which are rounded already" in str(remark)
+    assert not [*meta_model.find_second_rounding(training.config_of(demo, "flux_train"))]
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)

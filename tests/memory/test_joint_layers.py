@@ -10,6 +10,7 @@ from library import families
 from library.bench import subjects
 from library.compiler import torch_private
 from library.families.shared import joint_layers
+from library.memory.prepare import prepare_denoiser, restored_after
 from library.methods.adapters import LoraLinear
 from tests import training
 
@@ -161,6 +162,21 @@ def test_a_layer_that_was_changed_is_computed_by_itself_until_it_is_as_before(jo
     assert joint.joint is not None and changed[1][0].text_projected is not None
 
 
+def test_after_a_trial_each_layer_has_its_own_weight(joined):
+    """A setting that is tried next may swap blocks, or compile the model as a whole."""
+    trainable, predict = _model("sdxl_train_network")
+    unet, family = trainable.components.denoiser, trainable.family
+    wanted, sizes = predict(unet), [p.untyped_storage().nbytes() for p in unet.parameters()]
+    config = subjects.FamilySubject("sdxl_train_network", {"mixed_precision": "no"}, "tiny").config({})
+    with restored_after(unet, family):
+        prepare_denoiser(unet, family, config, CPU, ((8, 8),))
+        predict(unet)
+        assert any(attention.text_projected for attention in _attentions(unet))
+    assert not any(attention.joint or attention.text_projected for attention in _attentions(unet))
+    assert [p.untyped_storage().nbytes() for p in unet.parameters()] == sizes
+    torch.testing.assert_close(predict(unet), wanted, rtol=1e-4, atol=1e-5)  # convolutions are channels last now
+
+
 @pytest.mark.parametrize("arguments", [["algo=lokr"], ["algo=lora", "bypass_mode=True"], ["algo=full"]])
 def test_layers_of_lycoris_stay_as_they_are(demo, squares, tmp_path, joined, arguments):
     options = {"train_data_dir": squares, "max_train_steps": 1, "mixed_precision": "no"}
@@ -176,8 +192,6 @@ def _attentions(unet):
     "options", [{"blocks_to_swap": 2}, {"fp8_base": True}, {"compile": True, "compile_scope": "model"}]
 )
 def test_swapped_quantized_and_whole_graphs_are_not_joined(joined, options):
-    from library.memory.prepare import prepare_denoiser
-
     script = "sdxl_train_network"
     subject = subjects.FamilySubject(script, {"mixed_precision": "bf16", "compile_backend": "eager", **options}, "tiny")
     config = subject.config({})

@@ -36,6 +36,11 @@ class JointLayers:
             for layer, own, cls, address in zip(layers, self.layers, self._classes, self._addresses, strict=True)
         )
 
+    def separate(self) -> None:
+        for layer, address in zip(self.layers, self._addresses, strict=True):
+            if layer.weight.data_ptr() == address:
+                layer.weight.data = layer.weight.data.clone()
+
     def serves(self, x: Tensor) -> bool:
         """Return whether x is multiplied in the matrix's type; in float16 adapters scale their activations."""
         kind = x.device.type
@@ -104,7 +109,8 @@ class JointAttention:
         self._own: list[tuple[Any, JointLayers]] = []
         self._of_text: list[tuple[list[Any], JointLayers]] = []
         readers = defaultdict(list)
-        for attention in attentions:
+        self._attentions = tuple(attentions)
+        for attention in self._attentions:
             attention.joint = attention.text_projected = None
             if attention.is_cross_attention:
                 readers[attention.inner_kv_dim, rank_of(attention.to_k)].append(attention)
@@ -114,6 +120,13 @@ class JointAttention:
         for members in readers.values():
             if can_join(layers := _readers(members)):
                 self._of_text.append((members, JointLayers(layers)))
+
+    def separate(self) -> None:
+        """Give each layer a weight of its own again: one that is swapped would keep the whole matrix in memory."""
+        for attention in self._attentions:
+            attention.joint = attention.text_projected = None
+        for _, joint in (*self._own, *self._of_text):
+            joint.separate()
 
     def begin_pass(self, text: Tensor) -> None:
         """Give all cross-attentions their keys and values of the text [B, L, text channels]."""

@@ -24,8 +24,11 @@ TOKENIZERS = ("tekken_model", "spiece_model")  # tokenizer bytes inside ComfyUI'
 def parse_format(text: bytes, path: Path) -> JsonObject:
     """Return the format of a weight from the JSON beside it, {} for none. Raises ConfigError if it is damaged."""
     text = text.strip(b"\0 ")
-    parsed = parse_json(text, path) if text else {}
-    if not isinstance(parsed, dict):
+    try:
+        parsed = parse_json(text, path) if text else {}
+    except ConfigError:  # of a JSON file
+        parsed = None
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("format", ""), str):
         raise ConfigError("{path} has a damaged {key}: download it again", path=path, key=FORMAT)
     return parsed
 
@@ -61,13 +64,26 @@ def unreadable_scales(path: Path, entries: Mapping[str, JsonMapping]) -> Message
     weights = {name.removesuffix(".weight"): entry for name, entry in entries.items() if entry["dtype"] in EIGHT_BITS}
     for layer, entry in weights.items():
         scale = next((entries[key] for name in SCALES if (key := f"{layer}.{name}") in entries), None)
-        if scale is None and entry["dtype"] == "I8":
-            template = "{path} has weights in int8 without their scales ({key}.weight_scale): download a complete file"
-            return Message(template, path=path, key=layer)
+        kind = "int8" if entry["dtype"] == "I8" else "fp8"
+        if scale is None and (kind == "int8" or _is_scaled(layer, entries)):
+            template = (
+                "{path} has weights in {kind} without their scales ({key}.weight_scale): download a complete file"
+            )
+            return Message(template, path=path, kind=kind, key=layer)
         if scale and scale["dtype"] in SCALE_TYPES and not _fits(scale["shape"], entry["shape"]):
             template = "{path} has scales of {key} that do not fit its weight: download a complete file"
             return Message(template, path=path, key=layer)
     return _damaged_scale(path, entries, weights) or _unread_format(path, entries, weights)
+
+
+def _is_scaled(layer: str, entries: Mapping[str, JsonMapping]) -> bool:
+    """Return whether a file says that a weight in fp8 has a scale: by another mark beside it, or, in files without any
+    scale, by the mark of the whole file.
+    """
+    if any(f"{layer}.{mark}" in entries for mark in ("scale_input", "input_scale", FORMAT)):
+        return True
+    whole = any(name.rpartition(".")[2] == "scaled_fp8" for name in entries)
+    return whole and not any(name.endswith(SCALES) for name in entries)
 
 
 def _fits(scale: Sequence[int], weight: Sequence[int]) -> bool:

@@ -136,6 +136,12 @@ def _classes() -> tuple[Any, Any]:
             """Join the layers that read the same input, once weights, adapters and device are final."""
             self.joint_attention = JointAttention(module for module in self.modules() if hasattr(module, "to_q"))
 
+        def separate_layers(self) -> None:
+            """Undo `join_layers`."""
+            if self.joint_attention:
+                self.joint_attention.separate()
+            self.joint_attention = None
+
         def begin_pass(self, text: Tensor) -> None:
             """Do what comes before the blocks: compute the keys and values of the text [B, L, text channels]."""
             if self.joint_attention:

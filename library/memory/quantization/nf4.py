@@ -4,6 +4,7 @@ bitsandbytes rounds and restores them. Its layer breaks a compiled graph, so onl
 operators that multiply at once: a graph that saw the restored matrix would keep it for the backward pass, in 16 bits.
 """
 
+import logging
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ def fits_nf4(layer: nn.Module) -> bool:
 @torch.no_grad()
 def quantize_nf4_(layer: nn.Linear, device: torch.device) -> None:
     """Store a frozen layer's weight in 4 bits in place. `device` does the rounding."""
+    # It offers to install a package that only its own layers would use.
+    logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
     from bitsandbytes import functional  # takes a second, so import it only when needed
 
     restore_layer(layer, torch.float32)

@@ -75,11 +75,12 @@ class LossFunction:
         """Return the loss of the prediction for the captions."""
         with self.machine.autocast():
             text = self.text(batch)
-            predicted = self._predict(batch, noised, text, controls)
             target = noised.target
+            # First, as blocks that recompute read what the last pass has prepared: adapters' factors, joined text.
             if batch.keep_base is not None and self.config.can_be_left_out:
                 base = self._base_prediction(batch, noised, lambda: text, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
+            predicted = self._predict(batch, noised, text, controls)
         losses = objective.elementwise(predicted, target, self.config, noised)
         by_area = self.config.loss.normalize_masked_area_loss
         return objective.reduce(losses, noised.weight, batch.weights, batch.mask, by_area)
