@@ -37,6 +37,7 @@ class JointLayers:
         )
 
     def separate(self) -> None:
+        """Give each layer that is still joined a weight of its own."""
         for layer, address in zip(self.layers, self._addresses, strict=True):
             if layer.weight.data_ptr() == address:
                 layer.weight.data = layer.weight.data.clone()
