@@ -216,7 +216,7 @@ class Sample:
     ] = opt("ddim", "The sampler of sample images; choose the one you generate images with.", label="Sampler")
     sample_compile: Literal["auto", "true", "false"] = opt(
         "auto",
-        "Compile and record the model for samples: if it saves time (auto), always (true) or never (false).",
+        "Compile and record for samples: if it saves time (auto), always (true) or never (false).",
         parse=switch,
         label="Compile for samples",
         advanced=True,
