@@ -25,6 +25,10 @@ from library.optim import lr_schedule
 from library.train.saving import resume_check
 from library.train.saving.state_files import WEIGHTS
 
+# Beside the denoiser in a single file; and the folders that hold it in one of diffusers.
+OTHER_NETWORKS = ("text_encoders.", "conditioner.", "cond_stage_model.", "first_stage_model.", "vae.")
+DENOISER_FOLDERS = ("transformer", "unet")
+
 
 def find_model_file_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield mismatches of the files of adapters, `network_args` and `resume` with the model.
@@ -116,14 +120,19 @@ def find_second_rounding(config: RunConfig) -> Iterator[Problem]:
         template = "rounds the image model a second time, as its file is in {kind}: the bf16 file is more exact"
         yield Problem("base_bits", template, kind=kind)
     elif kind == "fp8" and precision.int8_base:
-        yield _keep_format("int8_base", "fp8_base", kind)
+        yield _keep_format("int8_base", kind, precision.int8_compute)
     elif kind == "int8" and precision.fp8_denoiser:
-        yield _keep_format("fp8_base" if precision.fp8_base else "fp8_base_unet", "int8_base", kind)
+        option = "fp8_base" if precision.fp8_base else "fp8_base_unet"
+        yield _keep_format(option, kind, precision.fp8_compute)
 
 
-def _keep_format(option: str, better: str, kind: str) -> Problem:
+def _keep_format(option: str, kind: str, multiplies: bool) -> Problem:
+    """Return the remark on an option that rounds to the other format; `multiplies`: products are in that one, too."""
     template = "rounds the image model a second time, as its file is in {kind}: {better} keeps it as it is"
-    return Problem(option, template, kind=kind, better=better, fix={option: False, better: True})
+    better, other = f"{kind}_base", "int8" if kind == "fp8" else "fp8"
+    fix = {option: False, better: True}
+    fix |= {f"{other}_compute": False, f"{kind}_compute": True} if multiplies else {}
+    return Problem(option, template, kind=kind, better=better, fix=fix)
 
 
 def _keeps_fp8(config: RunConfig) -> bool:
@@ -140,14 +149,16 @@ def _keeps_fp8(config: RunConfig) -> bool:
 
 
 def _eight_bits_of(path: Path) -> str:
-    """Return whether a checkpoint has tensors in int8 or fp8, "" for neither: from headers alone, as building its
-    networks takes seconds.
+    """Return whether the denoiser in a checkpoint has tensors in int8 or fp8, "" for neither: from headers alone, as
+    building its networks takes seconds.
     """
     dtypes: set[str] = set()
     with contextlib.suppress(ConfigError, OSError):
-        files = path.rglob("*.safetensors") if path.is_dir() else weights.files(path)
-        readable = (file for file in files if file.suffix == ".safetensors")
-        dtypes = {str(entry["dtype"]) for file in readable for entry in weights.header_entries(file).values()}
+        files = [*path.rglob("*.safetensors")] if path.is_dir() else weights.files(path)
+        own = [file for file in files if file.parent.name in DENOISER_FOLDERS] if path.is_dir() else []
+        readable = (file for file in own or files if file.suffix == ".safetensors")
+        tensors = (item for file in readable for item in weights.header_entries(file).items())
+        dtypes = {str(entry["dtype"]) for name, entry in tensors if not name.startswith(OTHER_NETWORKS)}
     return "int8" if "I8" in dtypes else "fp8" if "F8_E4M3" in dtypes else ""
 
 

@@ -1,4 +1,4 @@
-"""Many small tensors one after another in one memory, so that one kernel serves all of them.
+"""Many small tensors one after another in one buffer, so that one kernel serves all of them.
 
 Whether tensors lie like this is read from their addresses whenever it matters. What has moved a tensor elsewhere, such
 as `.to()`, therefore needs to know nothing of this: the tensor is then handled by itself, as any other.
@@ -81,7 +81,7 @@ def copy_(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def move_together(parameters: Sequence[Tensor]) -> None:
-    """Move parameters into one memory per dtype and device, in this order. Only their addresses change."""
+    """Move parameters into one buffer per dtype and device, in this order. Only their addresses change."""
     by_kind: dict[Any, list[Tensor]] = {}
     for p in parameters:
         if _can_lie(p):

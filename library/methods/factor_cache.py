@@ -2,7 +2,7 @@
 
 Otherwise every layer casts both of its factors and scales in between, in each pass and again when blocks recompute:
 thousands of small kernels in a step of SDXL. Here a pass begins with a few kernels for all layers, and its backward
-pass ends with the same for their gradients. They are fewest where the factors lie in one memory.
+pass ends with the same for their gradients. They are fewest where the factors share one buffer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class FactorCache:
 
     # Why: docs/decisions/2026-11-29-factors-in-one-buffer.md
     def gather(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Move all factors into one memory, those of one group and strength together, so that few kernels serve all.
+        """Move all factors into one buffer, those of one group and strength together, so that few kernels serve all.
 
         Call it with the optimizer's groups once the factors are on their device. Only their addresses change.
         """

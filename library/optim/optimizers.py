@@ -96,7 +96,7 @@ def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunCon
 
 
 def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]], gathered: bool = False) -> Any:
-    """Construct the optimizer. `gathered`: many of its weights lie in one memory."""
+    """Construct the optimizer. `gathered`: many of its weights share one buffer."""
     spec, arguments = chosen_optimizer(config), optimizer_arguments(config)
     always = dict(spec.always)
     # Swapped weights are on the host now and may be stepped there; fused kernels support both.

@@ -1,4 +1,4 @@
-"""Tensors one after another in one memory: found by their addresses, and the same numbers from fewer kernels."""
+"""Tensors one after another in one buffer: found by their addresses, and the same numbers from fewer kernels."""
 
 import copy
 

@@ -174,6 +174,10 @@ def test_a_file_that_says_it_is_scaled_needs_scales(demo, beside):
 ROUNDED_TWICE = {
     "int8": {
         "fp8_base": ({"fp8_base": True}, {"fp8_base": False, "int8_base": True}),
+        "fp8_base_unet": (
+            {"fp8_base_unet": True, "fp8_compute": True},
+            {"fp8_base_unet": False, "int8_base": True, "fp8_compute": False, "int8_compute": True},
+        ),
         "base_bits": ({"base_bits": 4}, {}),
         "": ({"int8_base": True}, {}),
     },
@@ -192,11 +196,27 @@ def test_the_check_says_where_numbers_in_8_bits_are_rounded_again(demo, beside, 
     for option, (options, fix) in ROUNDED_TWICE[kind].items():
         values = {"pretrained_model_name_or_path": path, "mixed_precision": "bf16", **options}
         remarks = [*meta_model.find_second_rounding(training.config_of(demo, FLUX, **values))]
+        for remark in remarks:  # pressing the fix leaves nothing to say
+            mended = values | (remark.fix or {"base_bits": None})
+            assert not [*meta_model.find_second_rounding(training.config_of(demo, FLUX, **mended))]
         assert [(remark.option, remark.fix or {}) for remark in remarks] == [(option, fix)] * bool(option)
     config = training.config_of(demo, "flux_train", pretrained_model_name_or_path=path)
     (remark,) = meta_model.find_second_rounding(config)
     assert f"in {kind}, which are rounded already" in str(remark)
     assert not [*meta_model.find_second_rounding(training.config_of(demo, "flux_train"))]
+
+
+def test_only_the_image_model_counts_as_rounded(tmp_path):
+    """Not a text encoder in 8 bits in the same file, or in a folder of diffusers."""
+    wide, small = torch.ones(4, 4).bfloat16(), torch.ones(4, 4).to(torch.float8_e4m3fn)
+    for name in ("transformer", "text_encoder"):
+        (tmp_path / "model" / name).mkdir(parents=True)
+        save_file({"a.weight": small if name == "text_encoder" else wide}, tmp_path / "model" / name / "a.safetensors")
+    save_file({"text_encoders.a.weight": small, "blocks.0.weight": wide}, tmp_path / "one.safetensors")
+    assert [meta_model._eight_bits_of(tmp_path / name) for name in ("model", "one.safetensors")] == ["", ""]
+    save_file({"a.weight": small}, tmp_path / "model" / "transformer" / "a.safetensors")
+    save_file({"text_encoders.a.weight": wide, "blocks.0.weight": small}, tmp_path / "one.safetensors")
+    assert [meta_model._eight_bits_of(tmp_path / name) for name in ("model", "one.safetensors")] == ["fp8", "fp8"]
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)

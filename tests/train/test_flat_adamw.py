@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 class Learner:
-    """Weights in two groups of different rates, by PyTorch's AdamW or in one memory by ours."""
+    """Weights in two groups of different rates, by PyTorch's AdamW or in one buffer by ours."""
 
     def __init__(self, flat, **settings):
         torch.manual_seed(0)
