@@ -121,14 +121,22 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     passes = (2 * passes + 1 if config.preservation else passes) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
-    if step and config.memory.blocks_to_swap:
-        # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also
-        # copied back.
-        swapped = _weight_memory(replace_options(config, blocks_to_swap=0), model) - _weight_memory(config, model)
-        step = max(step + swapped * SWAP, swapped * (2 if config.adapters else 3) / LINK)
+    if step and config.memory.moves_weights:
+        step = _moving_seconds(config, model, step)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
     basis = Message(template, counted=Message(counted), known=rate_basis)
     return MemoryEstimate(round(peak, 1), parts, step, gpu, memory, basis)
+
+
+def _moving_seconds(config: RunConfig, model: ModelStats, step: float) -> float:
+    """Return the seconds of a step with the copies of weights that wait in CPU memory."""
+    # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also copied
+    # back. Modulation is copied for the forward pass only.
+    modulation = _offloaded_modulation(config, model)
+    moving = {"blocks_to_swap": 0, **({"offload_modulation": False} if modulation else {})}
+    swapped = _weight_memory(replace_options(config, **moving), model) - _weight_memory(config, model) - modulation
+    copied = swapped * (2 if config.adapters else 3) + modulation
+    return max(step + (swapped + modulation / 2) * SWAP, copied / LINK)
 
 
 # ---- memory
@@ -201,15 +209,23 @@ def state_size(config: RunConfig, model: ModelStats) -> float:
     return trained_parameters(config, model) * (weight + average + _state_bytes(config, optimizer))
 
 
+def _bytes_in_blocks(config: RunConfig) -> float:
+    """Return the bytes of a weight of a linear layer in the blocks."""
+    precision = config.precision
+    if config.adapters and precision.nf4_denoiser:
+        return nf4.BYTES
+    in_8_bits = config.adapters and (precision.fp8_denoiser or precision.int8_base)
+    return 1 if in_8_bits else fp8_storage.storage_type(config).itemsize
+
+
 def _weight_memory(config: RunConfig, model: ModelStats) -> float:
-    precision, bytes_per_weight = config.precision, fp8_storage.storage_type(config).itemsize
-    in_few_bits = config.adapters and (precision.fp8_denoiser or precision.int8_base or precision.nf4_denoiser)
-    of_convolution = 1 if in_few_bits else bytes_per_weight
-    in_blocks = nf4.BYTES if config.adapters and precision.nf4_denoiser else of_convolution
+    bytes_per_weight, in_blocks = fp8_storage.storage_type(config).itemsize, _bytes_in_blocks(config)
+    of_convolution = max(1, in_blocks)  # never in 4 bits
+    offloads = config.memory.moves_modulation and config.adapters
     sizes: dict[str, list[int]] = {}  # by class, the largest block first
     for block in sorted(model.blocks, key=lambda block: -block.parameters):
         if not block.is_convolution:
-            sizes.setdefault(block.kind, []).append(block.parameters)
+            sizes.setdefault(block.kind, []).append(block.parameters - block.modulation * offloads)
     swappable = [size for group in sizes.values() for size in group]
     swapped = min(config.memory.blocks_to_swap or 0, max(len(swappable) - 2, 0))
     plan = model.swap_plan(swapped) if swapped else {}
@@ -219,7 +235,15 @@ def _weight_memory(config: RunConfig, model: ModelStats) -> float:
     slots = (swapping.SLOTS + leaving) * largest
     convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
     resident = sum(swappable) - swapped_out + min(slots, swapped_out)
-    return resident * in_blocks + convolutions * of_convolution + model.outside * bytes_per_weight
+    modulation = swapping.SLOTS * max((block.modulation for block in model.blocks), default=0) * offloads
+    return (resident + modulation) * in_blocks + convolutions * of_convolution + model.outside * bytes_per_weight
+
+
+def _offloaded_modulation(config: RunConfig, model: ModelStats) -> float:
+    """Return the bytes of modulation layers in CPU memory."""
+    if not (config.memory.moves_modulation and config.adapters):
+        return 0
+    return sum(block.modulation for block in model.blocks) * _bytes_in_blocks(config)
 
 
 def trained_parameters(config: RunConfig, model: ModelStats) -> float:

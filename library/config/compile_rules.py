@@ -39,11 +39,12 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
         option, setting, alternative, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
     facts: dict[str, Any] = {"what": Message(setting), "other": alternative, "fix": fix, "topic": "compiling"}
     related_options = "compile_mode compile_backend compile_blocks compile cuda_graphs"
-    if run.memory.blocks_to_swap:
+    if moving := run.memory.moves_weights:
         yield Problem(
             option,
-            "{what} needs weights that stay where they are, and blocks_to_swap moves them: use {other}",
-            also=f"{related_options} blocks_to_swap",
+            "{what} needs weights that stay where they are, and {moving} moves them: use {other}",
+            moving=moving,
+            also=f"{related_options} {moving}",
             **facts,
         )
     if run.distributed.fsdp:
@@ -102,11 +103,12 @@ def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterato
             "= model compiles all blocks as one, so compile_from_step has no kinds to tell apart: write one step",
             "compile_from_step",
         )
-    if run.memory.blocks_to_swap:
+    if moving := run.memory.moves_weights:
         yield _wide(
-            "= model cannot be used with blocks_to_swap, as one graph of all blocks cannot move weights between "
+            "= model cannot be used with {moving}, as one graph of all blocks cannot move weights between "
             "them: use compile_scope = blocks",
-            "blocks_to_swap",
+            moving,
+            moving=moving,
         )
     elif run.memory.checkpointing:
         yield _wide(
@@ -142,8 +144,9 @@ def _unrecorded_mode(options: "Compile") -> str:
     return RECORDED_MODES.get(options.compile_mode, "max-autotune-no-cudagraphs")
 
 
-def _wide(template: str, also: str) -> Problem:
-    return Problem("compile_scope", template, also=f"compile {also}", fix={"compile_scope": "blocks"})
+def _wide(template: str, also: str, **arguments: Any) -> Problem:
+    fix = {"compile_scope": "blocks"}
+    return Problem("compile_scope", template, also=f"compile {also}", fix=fix, **arguments)
 
 
 def _budget(template: str, also: str, **arguments: Any) -> Problem:

@@ -68,6 +68,21 @@ class HasBlockChain(Protocol):
     block_chain: BlockChain
 
 
+@dataclass(frozen=True)
+class BlockModulation:
+    """The layers of a block that read nothing but its conditioning vector (of the time, and of pooled text)."""
+
+    layers: tuple[str, ...]  # their paths in the block; each reads the vector by `from_condition`
+    argument: int  # the position of the vector [B, C] among the block's arguments
+
+
+@runtime_checkable
+class HasModulation(Protocol):
+    """A family whose blocks have large layers of their own that compute shifts, scales and gates."""
+
+    modulation: Mapping[str, BlockModulation]  # by class of block; empty if a variant has none
+
+
 @runtime_checkable
 class HasImageTransformers(Protocol):
     """A family with modules that make images tokens for the blocks in them, and images again.

@@ -15,6 +15,7 @@ from library import families
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import BlockCost, Family
+from library.families.capabilities import HasModulation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +32,7 @@ class BlockStats:
     parameters: int
     width: int  # numbers per token in its stream
     downsampling: int  # its feature maps are so many times smaller than the latents, per side
+    modulation: int  # parameters of its modulation layers
     fan_in_plus_out: int  # rows and columns of all its matrices: the parameters of adapters of rank 1
     cost: BlockCost
 
@@ -111,11 +113,12 @@ def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -
             inside.setdefault(f"{path}.{lists[path]}", (*kinds[container], {}))[2][name] = shape
         elif len(shape) == 4 and shape[-1] == 3:  # a 3x3 convolution between blocks
             scale = _downsampling(family, name)
-            blocks.append(BlockStats("Conv2d", math.prod(shape), shape[0], scale, 0, CONVOLUTION))
+            blocks.append(BlockStats("Conv2d", math.prod(shape), shape[0], scale, 0, 0, CONVOLUTION))
     for path, (kind, cost, tensors) in inside.items():
         sides = [side for shape in tensors.values() if len(shape) == 2 for side in shape]
         ((width, _),) = Counter(sides).most_common(1)  # most matrices of a block read or write its stream
-        blocks.append(BlockStats(kind, _count_numbers(tensors), width, _downsampling(family, path), sum(sides), cost))
+        scale, modulation = _downsampling(family, path), _count_modulation(family, kind, tensors)
+        blocks.append(BlockStats(kind, _count_numbers(tensors), width, scale, modulation, sum(sides), cost))
     return ModelStats(
         tuple(blocks),
         _count_numbers(shapes["denoiser"]) - sum(block.parameters for block in blocks),
@@ -125,6 +128,12 @@ def count_tensors(family: Family, shapes: Mapping[str, Shapes], counted: bool) -
         family.swap_plan,
         family.utilization,
     )
+
+
+def _count_modulation(family: Family, kind: str, tensors: Shapes) -> int:
+    plan = family.modulation.get(kind) if isinstance(family, HasModulation) else None
+    ends = tuple(f".{layer}.weight" for layer in plan.layers) if plan else ()
+    return sum(math.prod(shape) for name, shape in tensors.items() if name.endswith(ends))
 
 
 def _downsampling(family: Family, path: str) -> int:

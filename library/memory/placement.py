@@ -9,6 +9,7 @@ from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families.base import Family, WeightPlacement
 from library.memory import prepare, swapping
+from library.memory.modulation import modulation_layers
 
 
 def plan_placement(
@@ -35,6 +36,7 @@ def plan_placement(
         is_moved_later = is_moved_later or precision.fp8_denoiser and by_row
 
     def place(denoiser: nn.Module) -> WeightPlacement:
+        modulation = prepare.offloaded_modulation(family, config)
         waiting = set(swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {}))
         host, eight_bits = set[str](), set[str]()
         for path, block in denoiser.named_modules():
@@ -42,6 +44,8 @@ def plan_placement(
                 continue
             layers = {name: layer for name, layer in block.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
             matrices = {f"{path}.{name}.weight" for name in layers}
+            offloaded = {id(layer) for layer in modulation_layers(block, modulation)}
+            host |= {f"{path}.{name}.weight" for name, layer in layers.items() if id(layer) in offloaded}
             if block in waiting:
                 host |= {f"{path}.{name}" for name, p in block.named_parameters() if p.dim() >= 2}
             if is_moved_later:

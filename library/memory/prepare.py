@@ -18,9 +18,11 @@ from library.compiler.subclass import EIGHT_BIT, SWAPPED, behaviours_of
 from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.families.base import Family
+from library.families.capabilities import BlockModulation, HasModulation
 from library.families.stored_weights import restore_layer
 from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, image_transformers, is_static
+from library.memory.modulation import MODULATION, OffloadedModulation, modulation_layers
 from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class _Preparation:
     text_learns: bool
     plan: CompilePlan
     swap: swapping.Swap | None = None  # from `_place_weights` on
+    modulation: OffloadedModulation | None = None  # the same
     not_compiled: str = ""
 
     @property
@@ -102,20 +105,26 @@ def _place_weights(preparation: _Preparation) -> None:
     config, denoiser = preparation.config, preparation.denoiser
     number = config.memory.blocks_to_swap or 0
     to_swap = swapping.choose_blocks(denoiser, preparation.family.swap_plan(number) if number else {})
-    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, to_swap)
+    plan = offloaded_modulation(preparation.family, config)
+    layers = [layer for block in denoiser.modules() for layer in modulation_layers(block, plan)]
+    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, [*to_swap, *layers])
     for layer in denoiser.modules():
         restore_layer(layer, fp8_storage.compute_type(config))  # what stays as in its file is stored by now
     # Trained blocks that are swapped can be stepped on the device only within the backward pass, while they are there.
     stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
-    preparation.swap = swapping.Swap(to_swap, preparation.device, stepped_on)
+    apart: list[nn.Parameter] = []
+    if plan:
+        preparation.modulation = OffloadedModulation(denoiser, plan, preparation.device)
+        apart = preparation.modulation.weights
+    preparation.swap = swapping.Swap(to_swap, preparation.device, stepped_on, apart)
     if not is_sharded(config):  # shards are taken from CPU memory, and only they go to the device
-        preparation.swap.place(denoiser)
+        preparation.swap.place(denoiser, apart)
 
 
 def _join_layers(preparation: _Preparation) -> None:
     config = preparation.config
     whole = config.compile.compile and config.compile.compile_scope == "model"
-    if not (whole or config.memory.blocks_to_swap or is_sharded(config)):
+    if not (whole or config.memory.moves_weights or is_sharded(config)):
         getattr(preparation.denoiser, "join_layers", lambda: None)()
 
 
@@ -168,6 +177,8 @@ def _compile(preparation: _Preparation) -> None:
 def _swap_blocks(preparation: _Preparation) -> None:
     assert preparation.swap is not None, "_place_weights comes first"
     preparation.swap.attach(preparation.denoiser)
+    if preparation.modulation:
+        preparation.modulation.attach()
 
 
 def _record(preparation: _Preparation) -> None:
@@ -213,6 +224,12 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, plan:
     reserved = 0 if config.optim.stepped_early else BYTES_OF_ADAM * num_trained
     cudagraph.record_denoiser_calls(denoiser, plan, None if config.compile.records_graphs else reserved)
     return ""
+
+
+def offloaded_modulation(family: Family, config: RunConfig) -> Mapping[str, BlockModulation]:
+    """Return the modulation layers that wait in host memory, by class of block."""
+    is_wanted = config.memory.moves_modulation and config.adapters
+    return family.modulation if is_wanted and isinstance(family, HasModulation) else {}
 
 
 def is_sharded(config: RunConfig) -> bool:
@@ -264,6 +281,8 @@ def _behaviours_within(block: nn.Module) -> set[str]:
         p.dtype.itemsize == 1 and p.dtype != torch.uint8 for p in block.parameters()
     ):  # also if adapters cast the weights
         behaviours.add(EIGHT_BIT)
+    if MODULATION in vars(block):
+        behaviours.add("modulation in CPU memory")
     return behaviours if "_swap" in vars(block) else behaviours - {SWAPPED}
 
 
@@ -273,7 +292,7 @@ def restored_after(denoiser: nn.Module, family: Family) -> Iterator[None]:
 
     Layers stored in 8 bits stay so, and weights stay on the device, where the next preparation needs them.
     """
-    blocks = (block for group in blocks_by_class(denoiser, family.block_classes) for block in group)
+    blocks = [block for group in blocks_by_class(denoiser, family.block_classes) for block in group]
     around = [part for module in image_transformers(denoiser, family) for part in (module, module.norm)]
     modules: list[Any] = [denoiser, *blocks, *around]
     classes, names = [type(module) for module in modules], [set(vars(module)) for module in modules]
@@ -283,6 +302,8 @@ def restored_after(denoiser: nn.Module, family: Family) -> Iterator[None]:
     finally:
         if swap := vars(denoiser).get("_swap"):
             swap.undo()
+        for modulation in {vars(block)[MODULATION] for block in blocks if MODULATION in vars(block)}:
+            modulation.undo()
         getattr(denoiser, "separate_layers", lambda: None)()
         denoiser._forward_pre_hooks.clear()
         denoiser._forward_pre_hooks.update(hooks)

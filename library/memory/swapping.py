@@ -11,14 +11,14 @@ on the device, within the backward pass, and written back while the next block c
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from library.compiler.subclass import SWAPPED, keep_class_name
+from library.compiler.subclass import SWAPPED, behaviours_of, keep_class_name
 from library.memory import host_memory
 
 SLOTS = 2  # one in use, one being filled
@@ -43,25 +43,41 @@ def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module
 class Swap:
     """The swapped blocks of a denoiser."""
 
-    def __init__(self, blocks: Sequence[nn.Module], device: torch.device, learn: str = "") -> None:
-        """`learn` says where trained blocks are stepped: "host" or "device". Adapters stay resident."""
-        self.blocks = [_Packed(block, device.type == "cuda", bool(learn)) for block in blocks]
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        device: torch.device,
+        learn: str = "",
+        apart: Collection[nn.Parameter] = (),
+        parts: Callable[[nn.Module], Iterable[nn.Parameter]] | None = None,
+    ) -> None:
+        """`learn` says where trained blocks are stepped: "host" or "device". Adapters stay resident.
+
+        `parts` returns the weights of a block that are swapped, by default all its matrices; those `apart` are not.
+        """
+        parts, kept = parts or functools.partial(find_matrices, learns=bool(learn)), {id(p) for p in apart}
+        pin = device.type == "cuda"
+        self.blocks = [_Packed(block, [p for p in parts(block) if id(p) not in kept], pin) for block in blocks]
         self.device, self.learn = device, learn
         # Two streams, as a GPU copies in both directions at the same time.
         self.stream, self.leaving = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
         self._order: list[int] = []  # call order of the blocks, as observed so far
         self._slots = _Slots(self.blocks, device, SLOTS + LEAVING if learn == "device" else SLOTS)
 
-    def place(self, denoiser: nn.Module) -> None:
-        """Move everything but the swapped weights to the device, and release unused memory."""
-        hidden = {id(p) for packed in self.blocks for p, _, _ in packed.parts}
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return [p for packed in self.blocks for p, _, _ in packed.parts]
+
+    def place(self, denoiser: nn.Module, apart: Collection[nn.Parameter] = ()) -> None:
+        """Move everything but the swapped weights and those `apart` to the device, and release unused memory."""
+        hidden = {id(p) for p in (*self.weights, *apart)}
         for module in denoiser.modules():
             for p in module.parameters(recurse=False):
                 if id(p) not in hidden:
                     p.data = p.data.to(self.device)
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(self.device)
-        if self.blocks and self.device.type == "cuda":
+        if hidden and self.device.type == "cuda":
             torch.cuda.empty_cache()  # rounding weights has left unused memory
 
     def attach(self, denoiser: nn.Module) -> None:
@@ -75,7 +91,7 @@ class Swap:
             packed.block.__dict__["_swap"] = (self, index)
         for module in denoiser.modules():
             if type(module) in kinds:  # resident blocks, too, as blocks of one class share their graphs
-                module.__class__ = swapped(type(module))
+                fetch_when_called(module)
 
     def use(self, index: int, forward: bool) -> None:
         """Make a block's weights available on the device, and prefetch those of the next one."""
@@ -150,6 +166,13 @@ class Swap:
                 slot.owner.written = self.leaving.record_event()
 
 
+def find_matrices(block: nn.Module, learns: bool = False) -> list[nn.Parameter]:
+    """Return the matrices of a block: the frozen ones, or all of a trained block. Vectors, which are small, stay on
+    the device.
+    """
+    return [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
+
+
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
     """Return the Swap of a denoiser whose swapped blocks are trained, else None; the optimizer has to follow it."""
     swap = getattr(denoiser, "_swap", None)
@@ -157,18 +180,15 @@ def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
 
 
 class _Packed:
-    """The matrices of one block in one host buffer: the frozen ones, or all of a trained block. Vectors, which are
-    small, stay on the device.
-    """
+    """The swapped weights of one block in one host buffer."""
 
-    def __init__(self, block: nn.Module, pin: bool, learns: bool) -> None:
+    def __init__(self, block: nn.Module, moving: Sequence[nn.Parameter], pin: bool) -> None:
         self.block, self.pin = block, pin
         self.changes = False  # whether the device's copy is newer than the host's
         self.written: Any = None  # event after its last copy to the host on the side stream
         self.gradients: dict[nn.Parameter, Tensor] = {}  # of the current step, in host memory
         self._spare: dict[nn.Parameter, Tensor] = {}  # memory of the previous step's gradients
         self._hook_handles: list[Any] = []
-        moving = [p for p in block.parameters() if (learns or not p.requires_grad) and p.dim() >= 2]
         self.parts: list[tuple[nn.Parameter, int, Tensor]] = []
         size = sum(_padded(p.nbytes) for p in moving)
         self.host = host_memory.pinned(size) if pin else torch.empty(size, dtype=torch.uint8)
@@ -276,12 +296,20 @@ class _Slots:
         self.slots.append(slot)
 
 
+def fetch_when_called(block: nn.Module) -> None:
+    """Make a block fetch its weights, and those of its modulation, when it is called."""
+    if SWAPPED not in behaviours_of(block):
+        block.__class__ = swapped(type(block))
+
+
 @functools.cache
 def swapped(cls: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of the block that fetches its weights when called."""
 
     class Swapped(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if "_modulation" in self.__dict__:
+                args = self.__dict__["_modulation"].add_products(self, args)
             if "_swap" not in self.__dict__:
                 return super().__call__(*args, **kwargs)
             swap, index = self.__dict__["_swap"]

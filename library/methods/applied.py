@@ -172,7 +172,9 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
     if isinstance(layer, nn.Linear):
         identity = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
-        output = getattr(layer, "unchanged", layer.forward)(identity)[0].float()
+        # The weight of a layer without product is in host memory.
+        product = getattr(layer, "whole_product", None) or getattr(layer, "unchanged", layer.forward)
+        output = product(identity)[0].float()
         return (output if layer.bias is None else output - layer.bias.float()).T.contiguous()
     scale = layer.get_buffer("weight_scale").view(-1, *(1 for _ in weight.shape[1:]))
     return (weight.float() * scale).to(x.device)

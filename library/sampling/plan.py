@@ -22,7 +22,7 @@ MAX_IMAGES = 200  # images per comparison
 OPTIONS = (
     "mixed_precision",
     *("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation", "base_bits"),
-    "blocks_to_swap",
+    *("blocks_to_swap", "offload_modulation"),
     *("attention_kernel", "sdpa", "xformers"),
     *("sample_sampler", "sample_steps", "sample_scale", "sample_guidance_scale", "sample_shift", "sample_sigmas"),
     *("sample_lora", "sample_batch_size", "sample_cache", "sample_attention", "sample_compile"),

@@ -178,7 +178,7 @@ class Compile:
                 "has no effect here: {reason}",
                 reason=why,
                 also="compile compile_from_step compile_compare_steps compile_scope blocks_to_swap "
-                "cpu_offload_checkpointing",
+                "offload_modulation cpu_offload_checkpointing",
                 fix={"compile_warmup": "auto"},
                 code="ineffective",
             )
@@ -226,8 +226,8 @@ class Compile:
             return "the backend cudagraphs records by itself"
         if self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
             return f"compile_mode is {self.compile_mode}"
-        if run.memory.blocks_to_swap:
-            return "blocks_to_swap moves weights"
+        if run.memory.moves_weights:
+            return f"{run.memory.moves_weights} moves weights"
         return "cpu_offload_checkpointing moves inputs" if run.memory.cpu_offload_checkpointing else ""
 
     @property
@@ -316,8 +316,8 @@ class Compile:
             return "compile_scope is model"
         if run.control_images.guided:
             return "blocks read the control image, which no other process has"
-        if run.memory.blocks_to_swap or run.memory.cpu_offload_checkpointing:
-            return "blocks_to_swap or cpu_offload_checkpointing moves what blocks compute with"
+        if moving := run.memory.moves_weights or (run.memory.cpu_offload_checkpointing and "cpu_offload_checkpointing"):
+            return Message("{option} moves what blocks compute with", option=moving)
         return ""
 
     @property

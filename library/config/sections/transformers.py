@@ -11,6 +11,7 @@ from library.config.sections.adapters import AdapterData, Network
 from library.config.sections.caching import TextBatchCache
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave
 from library.config.sections.inputs import Data
+from library.config.sections.machine import Memory
 from library.config.sections.runs import AdapterRun, FullRun
 
 _SDPA = "attention is PyTorch's SDPA"
@@ -58,6 +59,43 @@ class ReferenceAdapterData(AdapterData):
 def blocks_to_swap(limit: int) -> Any:
     words = f"Blocks in CPU memory, at most {limit}. Raise it only until the model fits: costs speed."
     return opt(None, words, min=0, max=limit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModulatedMemory(Memory):
+    """Memory of a model whose blocks have large layers that read nothing but the time and pooled text."""
+
+    offload_modulation: bool = opt(
+        False,
+        "Modulation layers stay in CPU memory: a quarter to a third less model on the GPU.",
+        label="Offload modulation",
+    )
+
+    @property
+    def moves_modulation(self) -> bool:
+        return self.offload_modulation
+
+    def check(self, run: RunConfig) -> Iterator[Problem]:
+        """Reject offloading layers that are trained, or whose weights another package reads."""
+        yield from Memory.check(self, run)
+        if not self.offload_modulation:
+            return
+        fix = {"offload_modulation": False}
+        if not run.adapters:
+            yield Problem(
+                "offload_modulation",
+                "is for adapters, as a fine-tune trains these layers: leave it out, or use blocks_to_swap",
+                fix=fix,
+            )
+        elif isinstance(run, AdapterRun) and not run.network.module.startswith("networks."):
+            yield Problem(
+                "offload_modulation",
+                "cannot be used with LyCORIS, which computes with the weights of these layers: use {usual}, or "
+                "blocks_to_swap",
+                usual=f"network_module = {run.network.usual}",
+                also="network_module",
+                fix=fix,
+            )
 
 
 def network_module() -> Any:

@@ -32,6 +32,11 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ),
     ("sample_guidance_scale", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
     ("bypass_guidance_embedding", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
+    (
+        "offload_modulation",
+        lambda c: c.model.variant.guided,
+        "the blocks of Chroma have no modulation layers",
+    ),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
     ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
 )
@@ -236,7 +241,7 @@ class FluxFullSave(sections.SafetensorsSave):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FluxMemory(sections.Memory):
+class FluxMemory(sections.ModulatedMemory):
     """Memory and speed of a training of FLUX.1."""
 
     # 19 double and 38 single blocks; a double one is as large as two single ones.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.capabilities import BlockModulation
 from library.families.qwen_image import text_encoder
 from library.families.qwen_image.checkpoint import qwen_checkpoint
 from library.families.qwen_image.facts import INDEX
@@ -46,6 +47,7 @@ class QwenFamily(OneEncoderFamily):
     adapter_targets = (BLOCK_CLASS,)
     # A third of a block is modulation, computed once per image; half of the rest is for text.
     block_costs = {BLOCK_CLASS: BlockCost("transformer_blocks", activations=30, used=0.333)}
+    modulation = {BLOCK_CLASS: BlockModulation(("img_mod.1", "txt_mod.1"), argument=2)}
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
     text_lengths: Mapping[str, int] = MappingProxyType(
         {"vl_embed": text_encoder.MAX_TOKENS, "vl_mask": text_encoder.MAX_TOKENS}

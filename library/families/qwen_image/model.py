@@ -20,6 +20,7 @@ from library.families.shared.transformer import (
     TimestepEmbedding,
     WeightedRMSNorm,
     finite,
+    from_condition,
     modulated,
     projections,
     rope,
@@ -119,6 +120,17 @@ class FeedForward(nn.Module):
         return self.net[2](self.net[0](x))
 
 
+class Modulation(nn.Sequential):
+    """Compute shifts, scales and gates of a stream from the conditioning vector."""
+
+    def __init__(self, hidden: int):
+        super().__init__(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+
+    def forward(self, temb: Tensor) -> Tensor:
+        """[B, C] -> [B, 6 * C]."""
+        return from_condition(self[1], temb)
+
+
 class QwenImageTransformerBlock(nn.Module):
     """Joint attention of image and text, each with its own weights."""
 
@@ -126,10 +138,10 @@ class QwenImageTransformerBlock(nn.Module):
 
     def __init__(self, hidden: int, head: int, mlp: int):
         super().__init__()
-        self.img_mod = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+        self.img_mod = Modulation(hidden)
         self.attn = Attention(hidden, head)
         self.img_mlp = FeedForward(hidden, mlp)
-        self.txt_mod = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
+        self.txt_mod = Modulation(hidden)
         self.txt_mlp = FeedForward(hidden, mlp)
 
     def forward(

@@ -145,7 +145,7 @@ class QwenAdapterData(sections.AdapterData):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QwenMemory(sections.Memory):
+class QwenMemory(sections.ModulatedMemory):
     """Memory and speed of a training of Qwen-Image."""
 
     blocks_to_swap: int | None = sections.blocks_to_swap(59)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from library.families.shared.transformer import EPS, finite, modulated, rope, rotate_pairs, sdpa
+from library.families.shared.transformer import EPS, finite, from_condition, modulated, rope, rotate_pairs, sdpa
 
 MAX_TABLES = 32  # cached RoPE tables, one per bucket and text length; 2.4 MB each at 1024 x 1024
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -81,7 +81,7 @@ class Modulation(nn.Module):
 
     def forward(self, vec: Tensor) -> Tensor:
         """[B, C] -> [B, 1, 3 * triples * C]; the caller chunks it."""
-        return self.lin(F.silu(vec))[:, None]
+        return from_condition(self.lin, vec)[:, None]
 
 
 class ExternalModulation(nn.Module):

@@ -27,6 +27,19 @@ def projections(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
     return tuple(layer(x, hidden) for layer, hidden in zip(layers, first.down_projections(x, layers), strict=True))
 
 
+def from_condition(layer: nn.Module, vec: Tensor) -> Tensor:
+    """Conditioning vector [B, C] -> what a modulation layer returns for its SiLU, [B, outputs].
+
+    If the layer's weight is in host memory, `vec` has its product as well, and the layer returns the rest of its
+    output: see library/memory/modulation.py.
+    """
+    place = getattr(layer, "place_of_product", None)
+    if place is None:
+        return layer(F.silu(vec))
+    rest = layer(F.silu(vec[..., : layer.in_features]))
+    return vec[..., place].to(rest.dtype) + rest
+
+
 def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
 

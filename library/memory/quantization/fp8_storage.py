@@ -43,15 +43,16 @@ def store_blocks(
 ) -> None:
     """Store the frozen matrices of the blocks in 8 bits with `fp8_base` (a plain cast, as elsewhere in the ecosystem).
 
-    Matrices are rounded on `device` one at a time and stay there, except for blocks that are `waiting`. With
+    Matrices are rounded on `device` one at a time and stay there, except for blocks and layers that are `waiting`. With
     `fp8_compute` linear layers also multiply in 8 bits, if the device can. `int8_base` and `int8_compute` do the same
     with integers, and `base_bits = 4` stores linear layers in 4 bits, convolutions in int8. Norms, biases, embeddings
     and everything outside the blocks keep their dtype.
     """
+    waiting_modules = {*waiting}
     if config.adapters and config.precision.nf4_denoiser:
         for block in (block for group in blocks for block in group):
             for layer in frozen_layers(block):
-                if block not in waiting:
+                if not {block, layer} & waiting_modules:
                     layer.weight.data = layer.weight.data.to(device)
                 if nf4.fits_nf4(layer):
                     nf4.quantize_nf4_(layer, device)
@@ -61,13 +62,13 @@ def store_blocks(
         multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
         for block in (block for group in blocks for block in group):
             for layer in frozen_layers(block):
-                if block not in waiting:
+                if not {block, layer} & waiting_modules:
                     layer.weight.data = layer.weight.data.to(device)
                 int8.quantize_int8_(layer, device, multiply, config.precision.int8_rotation)
     if config.adapters and config.precision.fp8_denoiser:
         multiply = config.precision.fp8_compute and fp8_matmul.supports_fp8(device)
         for block in (block for group in blocks for block in group):
-            _store(block, device, device if multiply else None, block not in waiting)
+            _store(block, device, device if multiply else None, waiting_modules)
 
 
 def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None:
@@ -96,9 +97,13 @@ def store_when_read(components: ModelComponents, config: RunConfig) -> None:
 
 
 def _store(
-    block: nn.Module, device: torch.device | None, multiply_on: torch.device | None = None, stays: bool = False
+    block: nn.Module,
+    device: torch.device | None,
+    multiply_on: torch.device | None = None,
+    waiting: Collection[nn.Module] = (),
 ) -> None:
     for module in frozen_layers(block):
+        stays = block not in waiting and module not in waiting
         storage = device if device and stays else module.weight.device
         if multiply_on and multiplies_in_8_bits(module):
             fp8_matmul.quantize_fp8_(module, multiply_on, storage)

@@ -1,0 +1,116 @@
+"""Modulation layers in host memory: their weights are copied to the device once in each forward pass.
+
+They read nothing but a vector of the time and pooled text, so their products are a few rows, which a block gets behind
+that vector. Recomputing the block in the backward pass needs no weight again, so this costs half of the copies that
+swapping them would.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from library.compiler.subclass import keep_class_name, wanted_type
+from library.families.capabilities import BlockModulation
+from library.memory import swapping
+
+MODULATION = "_modulation"  # the attribute of a block by which it finds its OffloadedModulation
+
+
+def modulation_layers(block: nn.Module, plan: Mapping[str, BlockModulation]) -> list[Any]:
+    """Return the modulation layers of a block by its family's plan."""
+    found = plan.get(type(block).__name__)
+    return [block.get_submodule(path) for path in found.layers] if found else []
+
+
+# Why: docs/decisions/2026-11-29-modulation-in-host-memory.md
+class OffloadedModulation:
+    """The modulation layers of a denoiser, with frozen weights in host memory; adapters on them stay on the device."""
+
+    def __init__(self, denoiser: nn.Module, plan: Mapping[str, BlockModulation], device: torch.device) -> None:
+        """`plan` says which layers they are, by class of block."""
+        blocks = [block for block in denoiser.modules() if modulation_layers(block, plan)]
+        self._layers = {block: modulation_layers(block, plan) for block in blocks}
+        self._arguments = {block: plan[type(block).__name__].argument for block in blocks}
+        self._numbers = {block: number for number, block in enumerate(blocks)}
+        self._own_classes = {layer: type(layer) for layers in self._layers.values() for layer in layers}
+        self._swap = swapping.Swap(blocks, device, parts=lambda block: [layer.weight for layer in self._layers[block]])
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return self._swap.weights
+
+    def attach(self) -> None:
+        """Let blocks get the products when they are called. Call it after the blocks are compiled."""
+        for block, layers in self._layers.items():
+            end = layers[0].in_features
+            for layer in layers:
+                layer.__class__ = _without_product(type(layer))
+                begin, end = end, end + layer.out_features
+                vars(layer).update(place_of_product=slice(begin, end), _fetch=functools.partial(self._fetch, block))
+            vars(block)[MODULATION] = self
+            swapping.fetch_when_called(block)
+
+    def undo(self) -> None:
+        """Restore ordinary layers with weights in host memory."""
+        self._swap.undo()
+        for layer, cls in self._own_classes.items():
+            layer.__class__ = cls
+            for name in ("place_of_product", "_fetch"):
+                vars(layer).pop(name, None)
+
+    def add_products(self, block: nn.Module, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return a block's arguments with its products behind the conditioning vector, [B, C + outputs of all]."""
+        argument = self._arguments[block]
+        vec = args[argument]
+        if vec.requires_grad and torch.is_grad_enabled():
+            products = _Products.apply(vec, self, block)
+        else:
+            products = self.products(block, vec)
+        return (*args[:argument], torch.cat((vec, products), dim=-1), *args[argument + 1 :])
+
+    def products(self, block: nn.Module, vec: Tensor) -> Tensor:
+        """vec [B, C] -> what the frozen weights of a block's modulation make of it, [B, outputs of all]."""
+        x = F.silu(vec)
+        return torch.cat([layer.whole_product(x) for layer in self._layers[block]], dim=-1)
+
+    def _fetch(self, block: nn.Module) -> None:
+        self._swap.use(self._numbers[block], forward=True)
+
+
+class _Products(torch.autograd.Function):
+    """The same with a gradient for the vector, for which the weights are copied once more."""
+
+    @staticmethod
+    def forward(ctx: Any, vec: Tensor, modulation: OffloadedModulation, block: nn.Module) -> Tensor:
+        ctx.modulation, ctx.block = modulation, block
+        ctx.save_for_backward(vec)
+        return modulation.products(block, vec)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        with torch.enable_grad():
+            vec = ctx.saved_tensors[0].detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(ctx.modulation.products(ctx.block, vec), vec, gradients[0])
+        return gradient, None, None
+
+
+@functools.cache
+def _without_product(cls: type[Any]) -> type[Any]:
+    """Return a subclass of a layer that returns zeros for its weight; all that is added to that stays."""
+    product = "base" if hasattr(cls, "base") else "forward"
+
+    class WithoutProduct(cls):
+        def whole_product(self, x: Tensor) -> Tensor:
+            """x [..., in] -> [..., out], with the weight and the bias."""
+            self._fetch()
+            return getattr(super(), product)(x)
+
+    def zeros(self: Any, x: Tensor) -> Tensor:
+        return x.new_zeros((*x.shape[:-1], self.out_features), dtype=wanted_type(x))
+
+    setattr(WithoutProduct, product, zeros)
+    return keep_class_name(WithoutProduct, cls)

@@ -1,0 +1,146 @@
+"""Modulation layers in host memory: the same numbers, fewer bytes on the device, one copy in each forward pass."""
+
+import pytest
+import torch
+
+from library import families, methods
+from library.check.estimate import estimate
+from library.compiler.torch_settings import keep_torch_settings
+from library.config.problems import ConfigError
+from library.memory import attention, modulation, swapping
+from library.memory.modulation import modulation_layers
+from library.memory.prepare import prepare_denoiser, restored_after
+from library.memory.quantization import fp8_storage
+from tests import training
+
+# The families that declare modulation layers, found in their options, so that a new one cannot be forgotten.
+SCRIPTS = [script for script in training.LORAS if hasattr(families.config_class(script)().memory, "offload_modulation")]
+EVERY_LAYER = {"flux_train_network": (), "qwen_image_train_network": ("train_modulation=True",)}
+WAYS = {
+    "eager": {},
+    "checkpointed": {"gradient_checkpointing": True},
+    "offloaded checkpoints": {"cpu_offload_checkpointing": True},
+    "swapped": {"blocks_to_swap": 2},
+    "4 bits": {"base_bits": 4, "mixed_precision": "bf16"},
+    "fp8": {"fp8_base": True, "mixed_precision": "bf16"},
+    "int8": {"int8_base": True, "mixed_precision": "bf16"},
+    "dropout": {"network_dropout": 0.3, "gradient_checkpointing": True},
+    "text encoders learn": {"network_train_unet_only": False, "cache_text_encoder_outputs": False},
+    "accumulated": {"gradient_accumulation_steps": 2, "gradient_checkpointing": True},
+    "preserved": {"preserve_weight": 1.0, "preserve_prompt": "toy", "gradient_checkpointing": True},
+    "pictures": {"sample_every_n_steps": 1, "sample_steps": 2, "gradient_checkpointing": True},
+}
+
+
+def prepared(demo, script, **options):
+    config = training.config_of(demo, script, **options)
+    family = families.family_for(config)
+    parts = family.load(fp8_storage.storage_type(config))
+    methods.attach_method(parts, family, config)
+    return config, family, parts.denoiser
+
+
+def test_both_families_with_such_layers_are_tested():
+    assert sorted(SCRIPTS) == sorted(EVERY_LAYER)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_losses_and_files_are_the_same(demo, shapes, tmp_path, script, way):
+    options = {"train_data_dir": shapes, "max_train_steps": 3, "network_args": EVERY_LAYER[script], **WAYS[way]}
+    if "sample_every_n_steps" in options:
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("zorb toy --w 64 --h 64\n", encoding="utf-8")
+        options["sample_prompts"] = prompts
+    outcomes = [
+        training.train(
+            training.config_of(
+                demo, script, **options, offload_modulation=offloads, output_dir=tmp_path / str(offloads)
+            )
+        )
+        for offloads in (False, True)
+    ]
+    # A text encoder that learns gets gradients through the vector, which are added up in another order.
+    tolerance = {"rel": 1e-6} if "learn" in way else {"rel": 0, "abs": 0}
+    assert outcomes[1].losses == pytest.approx(outcomes[0].losses, **tolerance)
+    kept, offloaded = (outcome.tensors() for outcome in outcomes)
+    assert kept.keys() == offloaded.keys() and any("mod" in name for name in kept)
+    if "learn" not in way:
+        assert all(torch.equal(kept[name], offloaded[name]) for name in kept)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_blocks_compile_as_one_graph_and_are_not_compiled_again(demo, shapes, tmp_path, script):
+    compiled = {"compile": True, "compile_backend": "aot_eager", "compile_fullgraph": True, "compile_warmup": "true"}
+    options = {"train_data_dir": shapes, "max_train_steps": 4, "gradient_checkpointing": True, **compiled}
+
+    def run(offloads):
+        config = training.config_of(
+            demo, script, **options, offload_modulation=offloads, output_dir=tmp_path / str(offloads)
+        )
+        return training.train(config)
+
+    kept, offloaded = run(False), run(True)
+    assert offloaded.losses == pytest.approx(kept.losses, rel=1e-6)
+    graphs = [outcome.facts["compile"] for outcome in (kept, offloaded)]
+    assert graphs[0]["graphs"] == graphs[1]["graphs"] and not graphs[1]["recompiles"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_weights_wait_on_the_host_and_are_copied_once_in_a_forward_pass(demo, script, monkeypatch):
+    config, family, denoiser = prepared(demo, script, offload_modulation=True, gradient_checkpointing=True)
+    plan, device = family.modulation, torch.device("cpu")
+    blocks = [block for block in denoiser.modules() if type(block).__name__ in plan]
+    layers = [layer for block in blocks for layer in modulation_layers(block, plan)]
+    classes, copied = [type(layer) for layer in layers], []
+    fill = swapping._Slots.fill
+    monkeypatch.setattr(swapping._Slots, "fill", lambda self, packed: copied.append(packed.block) or fill(self, packed))
+    with keep_torch_settings(), attention.keep_attention_settings(), restored_after(denoiser, family):
+        prepare_denoiser(denoiser, family, config, device, ((1, 8, 8),))
+        vec = torch.randn(1, layers[0].in_features)
+        for block in blocks:
+            offloaded = vars(block)[modulation.MODULATION]
+            own = modulation_layers(block, plan)
+            expected = torch.cat([layer.whole_product(torch.nn.functional.silu(vec)) for layer in own], dim=-1)
+            args = offloaded.add_products(block, [None] * plan[type(block).__name__].argument + [vec])
+            assert torch.equal(args[-1], torch.cat((vec, expected), dim=-1))
+        assert copied == blocks, "each block once"
+        assert len({p.untyped_storage().data_ptr() for p in offloaded.weights}) == len(blocks)
+    assert [type(layer) for layer in layers] == classes and not hasattr(layers[0], "place_of_product")
+    assert all(type(block).__name__ in plan and modulation.MODULATION not in vars(block) for block in blocks)
+
+
+def test_what_cannot_be_offloaded_is_refused_in_a_sentence(demo):
+    lycoris = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
+    with pytest.raises(ConfigError, match="offload_modulation cannot be used with LyCORIS"):
+        training.config_of(demo, SCRIPTS[0], offload_modulation=True, **lycoris)
+    full = SCRIPTS[0].removesuffix("_network")
+    with pytest.raises(ConfigError, match="offload_modulation is for adapters, as a fine-tune trains these layers"):
+        training.config_of(demo, full, offload_modulation=True)
+    with pytest.raises(ConfigError, match="needs weights that stay where they are, and offload_modulation moves them"):
+        training.config_of(demo, SCRIPTS[0], offload_modulation=True, cuda_graphs="true")
+    with pytest.raises(ConfigError, match="compile_scope = model cannot be used with offload_modulation"):
+        training.config_of(demo, SCRIPTS[0], offload_modulation=True, compile=True, compile_scope="model")
+
+
+@pytest.mark.parametrize(("script", "share"), [("flux_train_network", 0.27), ("qwen_image_train_network", 0.33)])
+def test_the_estimate_counts_what_leaves_the_gpu(demo, tmp_path, script, share):
+    kept, offloaded, swapped = (
+        estimate(
+            training.config_of(
+                demo,
+                script,
+                pretrained_model_name_or_path=tmp_path / "none",
+                fp8_base=True,
+                mixed_precision="bf16",
+                **more,
+            ),
+            (1024, 1024),
+            "NVIDIA H200",
+            141.0,
+        )
+        for more in ({}, {"offload_modulation": True}, {"offload_modulation": True, "blocks_to_swap": 8})
+    )
+    assert 1 - offloaded.parts["model"] / kept.parts["model"] == pytest.approx(share, abs=0.03)
+    assert swapped.parts["model"] < offloaded.parts["model"]
+    assert kept.step < offloaded.step < swapped.step
