@@ -17,6 +17,7 @@ from library.compiler.subclass import keep_class_name, wanted_type
 from library.families.capabilities import BlockModulation
 from library.memory import swapping
 
+JOINED_ON = {"cuda"}  # kinds of device; on a CPU larger products would change the last bits of losses
 MODULATION = "_modulation"  # the attribute of a block by which it finds its OffloadedModulation
 
 
@@ -38,6 +39,8 @@ class OffloadedModulation:
         self._numbers = {block: number for number, block in enumerate(blocks)}
         self._own_classes = {layer: type(layer) for layers in self._layers.values() for layer in layers}
         self._swap = swapping.Swap(blocks, device, parts=lambda block: [layer.weight for layer in self._layers[block]])
+        self._joint: dict[nn.Module, _JointProduct] = {}
+        self._activated: tuple[Any, Any] = (None, None)  # the conditioning vector of this pass, and its SiLU
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -46,6 +49,8 @@ class OffloadedModulation:
     def attach(self) -> None:
         """Let blocks get the products when they are called. Call it after the blocks are compiled."""
         for block, layers in self._layers.items():
+            if layers[0].weight.device.type != "meta" and self._swap.device.type in JOINED_ON and can_join(layers):
+                self._joint[block] = _JointProduct(layers)
             end = layers[0].in_features
             for layer in layers:
                 layer.__class__ = _without_product(type(layer))
@@ -74,11 +79,51 @@ class OffloadedModulation:
 
     def products(self, block: nn.Module, vec: Tensor) -> Tensor:
         """vec [B, C] -> what the frozen weights of a block's modulation make of it, [B, outputs of all]."""
-        x = F.silu(vec)
-        return torch.cat([layer.whole_product(x) for layer in self._layers[block]], dim=-1)
+        if vec is not self._activated[0] or vec.requires_grad:  # most models have one vector for all blocks
+            self._activated = vec, F.silu(vec)
+        x = self._activated[1]
+        if block not in self._joint:
+            return torch.cat([layer.whole_product(x) for layer in self._layers[block]], dim=-1)
+        self._fetch(block)
+        return self._joint[block](x)
 
     def _fetch(self, block: nn.Module) -> None:
         self._swap.use(self._numbers[block], forward=True)
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Return whether the frozen weights are, one behind the other in memory, one matrix with a scale per row or none."""
+    ends = [layer.weight.data_ptr() + layer.weight.nbytes for layer in layers]
+    follow = all(layer.weight.data_ptr() == end for layer, end in zip(layers[1:], ends, strict=False))
+    scaled = {"weight_scale" in layer._buffers for layer in layers}
+    return (
+        follow and len(scaled) == 1 and not any({"rotation", "scale_code"} & layer._buffers.keys() for layer in layers)
+    )
+
+
+class _JointProduct:
+    """The product with all modulation layers of a block at once: few kernels, as the host launches them block by block
+    in the forward pass. Scales are applied to the sums, in float32.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        """`layers` can be joined."""
+        self._first, self._rows = layers[0], sum(layer.out_features for layer in layers)
+        self._scale, self._bias = (
+            torch.cat([getattr(layer, name).data.float() for layer in layers])
+            if all(getattr(layer, name, None) is not None for layer in layers)
+            else None
+            for name in ("weight_scale", "bias")
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [B, in] -> [B, outputs of all]; the weights are on the device."""
+        dtype, inputs = wanted_type(x), self._first.in_features
+        matrix = self._first.weight.data.as_strided((self._rows, inputs), (inputs, 1)).to(dtype)
+        output = F.linear(x.to(dtype), matrix).float()
+        if self._scale is not None:
+            output = output * self._scale
+        return (output if self._bias is None else output + self._bias).to(dtype)
 
 
 class _Products(torch.autograd.Function):

@@ -10,7 +10,7 @@ from library.config.problems import ConfigError
 from library.memory import attention, modulation, swapping
 from library.memory.modulation import modulation_layers
 from library.memory.prepare import prepare_denoiser, restored_after
-from library.memory.quantization import fp8_storage
+from library.memory.quantization import fp8_matmul, fp8_storage
 from tests import training
 
 # The families that declare modulation layers, found in their options, so that a new one cannot be forgotten.
@@ -144,3 +144,25 @@ def test_the_estimate_counts_what_leaves_the_gpu(demo, tmp_path, script, share):
     assert 1 - offloaded.parts["model"] / kept.parts["model"] == pytest.approx(share, abs=0.03)
     assert swapped.parts["model"] < offloaded.parts["model"]
     assert kept.step < offloaded.step < swapped.step
+
+
+@pytest.mark.parametrize("base", [{}, {"fp8_base": True}, {"int8_base": True}, {"fp8_base": True, "fp8_compute": True}])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_all_layers_of_a_block_are_one_product_on_a_gpu(demo, script, base, monkeypatch):
+    """On a CPU the layers stay apart, so it is told to join them."""
+    monkeypatch.setattr(modulation, "JOINED_ON", {"cpu"})
+    monkeypatch.setattr(fp8_matmul, "supports_fp8", lambda device: True)
+    monkeypatch.setattr(modulation.OffloadedModulation, "_fetch", lambda self, block: fetched.append(block))
+    options = {"offload_modulation": True, "gradient_checkpointing": True, "mixed_precision": "bf16", **base}
+    config, family, denoiser = prepared(demo, script, **options, **({"compile": True} if "fp8_compute" in base else {}))
+    fetched = []
+    with keep_torch_settings(), attention.keep_attention_settings(), restored_after(denoiser, family):
+        prepare_denoiser(denoiser, family, config, torch.device("cpu"), ((1, 8, 8),))
+        for block in (block for block in denoiser.modules() if modulation.MODULATION in vars(block)):
+            offloaded, own = vars(block)[modulation.MODULATION], modulation_layers(block, family.modulation)
+            vec = torch.randn(3, own[0].in_features, dtype=torch.bfloat16)
+            apart = torch.cat([layer.whole_product(torch.nn.functional.silu(vec)) for layer in own], dim=-1)
+            fetched.clear()
+            joint = offloaded.products(block, vec)
+            assert fetched == [block] and joint.dtype == apart.dtype
+            assert (joint - apart).norm() < 0.01 * apart.norm()

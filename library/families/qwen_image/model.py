@@ -126,9 +126,9 @@ class Modulation(nn.Sequential):
     def __init__(self, hidden: int):
         super().__init__(nn.SiLU(), nn.Linear(hidden, 6 * hidden))
 
-    def forward(self, temb: Tensor) -> Tensor:
-        """[B, C] -> [B, 6 * C]."""
-        return from_condition(self[1], temb)
+    def forward(self, input: Tensor) -> Tensor:
+        """The conditioning vector [B, C] -> [B, 6 * C]."""
+        return from_condition(self[1], input)
 
 
 class QwenImageTransformerBlock(nn.Module):
