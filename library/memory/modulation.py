@@ -92,7 +92,7 @@ class OffloadedModulation:
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Return whether the frozen weights are, one behind the other in memory, one matrix with a scale per row or none."""
+    """Return whether frozen weights follow each other in memory, and are one matrix with a scale per row or none."""
     ends = [layer.weight.data_ptr() + layer.weight.nbytes for layer in layers]
     follow = all(layer.weight.data_ptr() == end for layer, end in zip(layers[1:], ends, strict=False))
     scaled = {"weight_scale" in layer._buffers for layer in layers}
