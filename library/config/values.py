@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
-MAX_STRENGTH = 10  # of a LoRA, in both directions
-WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs
 TYPE_WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -292,22 +290,6 @@ def split_strength(text: str) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         return (path, parse_finite(number)) if colon and path else (text, 1.0)
     return text, 1.0  # the colon is part of the name, as in C:\lora.safetensors
-
-
-def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
-    """Yield the problem of FILE:STRENGTH with a strength that is out of range or no number."""
-    file, strength = split_strength(value or "")
-    path, _, written = file.rpartition(":")
-    if path.lower().endswith(WEIGHT_FILES):
-        template = "has the strength {written}, which is no number; write {path}:0.8"
-        yield Problem(option, template, written=quoted(written), path=path)
-    elif abs(strength) > MAX_STRENGTH:
-        yield Problem(
-            option,
-            "has the strength {strength}; strengths are numbers from -{most} to {most}",
-            strength=f"{strength:g}",
-            most=MAX_STRENGTH,
-        )
 
 
 def _check_path_text(path: Any) -> None:

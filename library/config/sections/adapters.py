@@ -12,7 +12,7 @@ from library.config.schema import opt
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
 from library.config.sections.machine import Precision
-from library.config.values import strength_problems
+from library.config.strengths import strength_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

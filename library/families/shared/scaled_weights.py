@@ -144,7 +144,7 @@ def _damaged_scale(path: Path, entries: Entries, weights: Entries) -> Message | 
 
 
 def _has_numbers(path: Path, weight: JsonMapping, scales: "np.ndarray", zeros: "np.ndarray") -> bool:
-    """Return whether any value of an 8-bit weight is not 0 where the scale is: layers that begin at 0 have such rows."""
+    """Return whether an 8-bit weight has other values than 0 where its scale is 0: rows of 0 may have such a scale."""
     import numpy as np
 
     with path.open("rb") as file:
