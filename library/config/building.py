@@ -13,7 +13,7 @@ from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
 COMMAND_FLAGS = ("config_file", "output_config")  # sd-scripts ignores them in a file
-MAX_FIX_CHAIN = 4  # maximum rules that a fix may break in sequence
+MAX_FIX_CHAIN = 6  # maximum rules that a fix may break in sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

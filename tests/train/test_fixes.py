@@ -35,11 +35,12 @@ HALF = ("full_fp16", "full_bf16")
 
 
 def clashes(cls):
-    """Every one, two or three options of number formats, at each mixed precision."""
+    """Every one, two or three options of number formats, at each mixed precision, with every module of adapters."""
     names = [name for name in (*BITS, *HALF) if name in options_of(cls)]
-    for kind, count in itertools.product(("no", "fp16", "bf16"), (1, 2, 3)):
+    modules = ({}, {"network_module": "lycoris.kohya"}) if "network_module" in options_of(cls) else ({},)
+    for kind, count, module in itertools.product(("no", "fp16", "bf16"), (1, 2, 3), modules):
         for chosen in itertools.combinations(names, count):
-            yield {"mixed_precision": kind, **{name: 4 if name == "base_bits" else True for name in chosen}}
+            yield {"mixed_precision": kind, **module, **{name: 4 if name == "base_bits" else True for name in chosen}}
 
 
 @pytest.mark.parametrize("cls", {type(config().precision): config for config in RULED.values()}.values())
