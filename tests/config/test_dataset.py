@@ -6,7 +6,7 @@ import pytest
 
 from library import families
 from library.config import dataset
-from library.config.building import build_config
+from library.config.building import Layer, build_config, read_layers
 from library.config.problems import ConfigError
 
 FILE = r"""
@@ -194,6 +194,54 @@ def test_masks_belong_to_masked_loss(tmp_path):
     path = written(tmp_path, SUBSET + "conditioning_data_dir = 'm'\n")
     (sub,) = dataset.load_datasets(config(dataset_config=path, masked_loss=True))
     assert sub.subsets[0].kind == "masked"
+
+
+TO_REFERENCES = "is for masks: name the folder of reference images in control_directory, or set masked_loss"
+GONE = "is gone: name the folder of reference images in control_directory, and that of masks in a subset of the"
+NO_MASKS = "needs masked_loss in the run's options"
+# Script and model -> of each option, words about it in a data set's file, and of the run.
+PAIRED = {
+    ("flux_train_network", "model_type=kontext"): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("flux_train", "model_type=kontext"): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("qwen_image_train_network", "model_version=edit"): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("qwen_image_train", "model_version=edit-2511"): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("qwen_image_21_train_network", ""): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("flux_2_train_network", ""): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("flux_3_train_network", ""): {"conditioning_data_dir": (TO_REFERENCES, GONE)},
+    ("sdxl_train_network", ""): {
+        "conditioning_data_dir": (NO_MASKS, "is gone: name the mask folder in a subset of the dataset_config"),
+        "control_directory": ("is for models with reference images", "is an option of flux_train_network"),
+    },
+    ("sdxl_train_control_net_lllite", ""): {
+        "control_directory": (
+            "is for reference images: name the folder of control images in conditioning_data_dir",
+            "cannot be used here: name the folder of control images in conditioning_data_dir",
+        )
+    },
+    ("flux_train_network", "model_type=fill"): {
+        "control_directory": (
+            "is for reference images: name the folder of masks in conditioning_data_dir",
+            "FLUX.1 Fill takes masks, which a subset of a dataset_config names in conditioning_data_dir",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PAIRED, ids=" ".join)
+def test_a_folder_in_the_wrong_option_is_answered_with_the_right_one(tmp_path, kind):
+    script, model = kind
+    values = dict([model.split("=")]) if model else {}
+    for option, (in_file, in_run) in PAIRED[kind].items():
+        path = written(tmp_path, SUBSET + f"{option} = 'm'\n")
+        cls = families.config_class(script)
+        reading = read_layers(cls, [Layer({**values, "dataset_config": path})])
+        _, found = dataset.drafted(reading.config)
+        assert [in_file in str(one) for one in found if one.option == option] == [True]
+        assert {one.option for one in found} <= {option}
+        (problem,) = (
+            one for one in read_layers(cls, [Layer({**values, option: "m"})]).problems if one.option == option
+        )
+        assert in_run in str(problem)
 
 
 @pytest.mark.parametrize(
