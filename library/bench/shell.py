@@ -280,7 +280,9 @@ def _parse_shapes(texts: Sequence[str]) -> JsonObject:
         name, _, sizes = text.partition("=")
         number = name in ("frames", "text_length")
         if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
-            expected = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
+            expected = f"sizes separated by commas: {name}=1,16,64"
+            if number:
+                expected = f"a whole number of at least 1: {name}=5"
             raise ConfigError("--input {text} must be {wanted}", text=text, wanted=expected)
         shapes[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
     return shapes

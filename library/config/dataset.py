@@ -180,7 +180,7 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         )
         raise ConfigError(template, name=name, path=path)
     problems += [
-        _wrong(name, key, "is not known at the top; there are [general] and [[datasets]]")
+        _wrong(name, key, "is not known at the top level, which has only [general] and [[datasets]]")
         for key in tables
         if key not in ("general", "datasets")
     ]
@@ -298,7 +298,7 @@ def _read_table(table: Any, options: Mapping[str, Option], source: str, problems
     for key, value in table.items():
         elsewhere = [where for where, keys in keys_by_table.items() if key in keys and key not in options]
         if elsewhere:
-            problems.append(_wrong(source, key, "belongs into {table}", table=elsewhere[0]))
+            problems.append(_wrong(source, key, "belongs in {table}", table=elsewhere[0]))
         else:
             accepted[key] = value
     return read_section(options, Layer(accepted, source), problems)
@@ -340,7 +340,7 @@ def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) ->
         yield _wrong(
             source,
             "",
-            "either all subsets have a metadata_file or none: make two [[datasets]] of them",
+            "either all subsets have a metadata_file or none has: split them into two [[datasets]]",
             also="metadata_file",
         )
     for subset in dataset.subsets:

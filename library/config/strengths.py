@@ -31,7 +31,7 @@ def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
         right = f"{name}:{after if is_number(after) else 0.8}"
         yield Problem(option, "takes the strength after a colon: write {right}", right=right, fix={option: right})
     elif path.lower().endswith(WEIGHT_FILES):
-        template = "has the strength {written}, which is no number; write {path}:0.8"
+        template = "has the strength {written}, which is not a number; write {path}:0.8"
         yield Problem(option, template, written=quoted(written), path=path)
     elif abs(strength) > MAX_STRENGTH:
         yield Problem(

@@ -88,6 +88,8 @@ class Option:
     def expects(self) -> Message:
         """Describe the expected value in words."""
         if self.choices and not self.open:
+            if len(self.choices) == 1:  # otherwise nothing is set
+                return Message("{choice} or left out", choice=self.choices[0])
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
         one = Message(TYPE_WORDS[self.type])
         if self.choices and self.type in (int, float):
@@ -297,7 +299,7 @@ def _check_path_text(path: Any) -> None:
     if not isinstance(path, str):
         return
     if re.search(r"[\x00-\x1f]", path):  # "D:\train" of a TOML holds a tab
-        template = "has a sign that no path has, {value}: in double quotes write \\\\ for \\"
+        template = "has a character that no path can have, {value}: in double quotes write \\\\ for \\"
         raise ConfigError(template, value=quoted(path))
     names = path.replace("\\", "/").split("/")
     longest = max(len(name if os.name == "nt" else name.encode(errors="surrogatepass")) for name in names)

@@ -169,7 +169,7 @@ def parse_strengths(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError("strengths are numbers with commas between, such as 0, 0.5, 1") from None
+        raise ConfigError("strengths are numbers separated by commas, such as 0, 0.5, 1") from None
 
 
 def parse_option(text: str) -> tuple[str, str]:

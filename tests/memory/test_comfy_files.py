@@ -212,7 +212,7 @@ def test_the_check_says_where_numbers_in_8_bits_are_rounded_again(demo, beside, 
         assert [(remark.option, remark.fix or {}) for remark in remarks] == [(option, fix)] * bool(option)
     config = training.config_of(demo, "flux_train", pretrained_model_name_or_path=path)
     (remark,) = meta_model.find_second_rounding(config)
-    assert f"in {kind}, which are rounded already" in str(remark)
+    assert f"in {kind}, which are already rounded" in str(remark)
     assert not [*meta_model.find_second_rounding(training.config_of(demo, "flux_train"))]
 
 

@@ -209,7 +209,7 @@ SPELLINGS = {
     "a.safetensors=0.8": ("takes the strength after a colon: write a.safetensors:0.8", "a.safetensors:0.8"),
     "owner/name/a.safetensors=1": ("after a colon: write owner/name/a.safetensors:1", "owner/name/a.safetensors:1"),
     "a.ckpt=strong": ("takes the strength after a colon: write a.ckpt:0.8", "a.ckpt:0.8"),
-    "a.safetensors:": ("has the strength '', which is no number; write a.safetensors:0.8", None),
+    "a.safetensors:": ("has the strength '', which is not a number; write a.safetensors:0.8", None),
     ":0.8": ("names no file, only a strength; write FILE:0.8", None),
     "=0.8": ("names no file, only a strength; write FILE:0.8", None),
     "0.8": ("names no file, only a strength; write FILE:0.8", None),

@@ -38,9 +38,9 @@ MISUSES = [
     *((words, "is not a safetensors file") for words in lora_words("text.safetensors")),
     *((words, "gone.safetensors does not exist") for words in lora_words("gone.safetensors")),
     (["--lora", "{model}"], "not a LoRA file; choose a LoRA file"),
-    (["--set", "sample_lora={files}/sdxl.safetensors:nan"], "has the strength 'nan', which is no number"),
-    (["--set", "sample_lora=owner/name/a.safetensors:strong"], "has the strength 'strong', which is no number"),
-    (["--set", "sample_lora={files}/sdxl.safetensors:"], "has the strength '', which is no number"),
+    (["--set", "sample_lora={files}/sdxl.safetensors:nan"], "has the strength 'nan', which is not a number"),
+    (["--set", "sample_lora=owner/name/a.safetensors:strong"], "has the strength 'strong', which is not a number"),
+    (["--set", "sample_lora={files}/sdxl.safetensors:"], "has the strength '', which is not a number"),
     (["--set", "sample_cahce=auto"], "sample_cahce is not an option (did you mean sample_cache?)"),
     (["--set", "sample_every_n_steps=3"], "sample_every_n_steps has no effect on images"),
     (["--set", "=3"], "write OPTION=VALUE"),
@@ -104,11 +104,11 @@ TOGETHER = {
     ),
 }
 NAMED = {
-    "of the words": ("a.safetensors=strong: the strength", "strengths are numbers with commas", "sample_cache must be")
+    "of the words": ("a.safetensors=strong: the strength", "strengths are numbers separated by", "sample_cache must be")
     + ("oops: write OPTION=VALUE", "sample_stepz is not an option", "seed 184", "width must be from 1", "flow_shift 0"),
     "of what they name": ("gone.safetensors does not exist", "was cut short", "sample_scale must be a number")
     + ("gone.txt", "cannot be written to"),
-    "without a model": ("gone.safetensors does not exist", "with commas between", "model.safetensors", "OPTION=VALUE")
+    "without a model": ("gone.safetensors does not exist", "separated by commas", "model.safetensors", "OPTION=VALUE")
     + ("cannot be written to",),
 }
 

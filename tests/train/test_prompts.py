@@ -118,10 +118,10 @@ def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
         note for note in written if ", line 2:" in str(note) or ", entry 2:" in str(note) or ", subset 2:" in str(note)
     ]
     told = (
-        "b.png has no effect; this model is shown 1",
-        "best is no known",
-        "1 has no effect; it",
-        "3 has no effect; it",
+        "b.png is ignored: this model takes at most 1",
+        "best is not a known",
+        "1 is ignored: it",
+        "3 is ignored: it",
     )
     for words in told:
         assert any(words in str(note) for note in second), (words, second)
@@ -136,10 +136,10 @@ def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
         ("a --w 640px", "--w 640px", "is read as 640;"),
         ("a --l 7,5", "--l 7,5", "is read as 7.0;"),
         ("a --s 5000", "--s 5000", "is read as 1000;"),
-        ("a cat,--w 64", "--w", "part of the text"),
-        ("a cat\t--w 64", "--w", "part of the text"),
-        ("a cat \u2014w 64", "\u2014w", "part of the text"),
-        ("a cat --n ugly,--S 4", "--S", "part of the text"),
+        ("a cat,--w 64", "--w", "read as part of the text"),
+        ("a cat\t--w 64", "--w", "read as part of the text"),
+        ("a cat \u2014w 64", "\u2014w", "read as part of the text"),
+        ("a cat --n ugly,--S 4", "--S", "read as part of the text"),
     ],
 )
 def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
@@ -233,7 +233,7 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     assert prompts.parse_line(prompt_rows.prompt_line(row)) == read and prompt_rows.prompt_line(row).endswith(" --zz 1")
     use = ControlUse(least=1, most=1)
     assert len(prompt_checks.notes(tmp_path / "p.txt")) == 4 and len(prompt_checks.notes(tmp_path / "p.txt", use)) == 3
-    assert "--ci c.png has no effect; this model is shown 1 of them at most" in str(
+    assert "--ci c.png is ignored: this model takes at most 1 of them" in str(
         prompt_checks.notes(tmp_path / "p.txt", use)[0]
     )
     for shown, missing in (

@@ -163,7 +163,7 @@ def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
         type(asked), flatten_sections(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]
     )
     assert any(
-        said.option == "sample_from_captions" and "only when somebody" in str(said)
+        said.option == "sample_from_captions" and "only on request" in str(said)
         for said in as_problems(preflight.check_before_training(never))
     )
     assert config_class(FLUX)().sample.sample_images

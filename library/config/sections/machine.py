@@ -105,7 +105,7 @@ class Precision:
         if self.fp8_compute and self.mixed_precision == "fp16":
             yield Problem(
                 "fp8_compute",
-                "needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too",
+                "needs mixed_precision = bf16, which every GPU with 8-bit products supports",
                 also="mixed_precision",
                 fix={"mixed_precision": "bf16"},
             )
@@ -147,7 +147,7 @@ class Precision:
             if getattr(self, name) and run.adapters and not run.compile.compile:
                 yield Problem(
                     name,
-                    "is faster with {other} only: without it, rounding to 8 bits takes longer than 8 bits save",
+                    "is faster only with {other}: without it, rounding to 8 bits takes longer than it saves",
                     other=option_name("compile"),
                     also="compile",
                 )
@@ -218,8 +218,8 @@ class Memory:
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
             yield Problem(
                 "blocks_to_swap",
-                ": swapped blocks are updated by the processor, which is slow; "
-                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU",
+                ": swapped blocks are updated on the CPU, which is slow; optimizer_type = Adafactor with "
+                "fused_backward_pass updates them on the GPU",
             )
         if self.checkpoint_keep_attention and not self.checkpointing:
             yield Problem(
@@ -268,8 +268,8 @@ class Distributed:
         if run.adapters:
             yield Problem(
                 "fsdp",
-                "shards a whole model that learns, and adapters are small: leave it out "
-                "(in `accelerate config`, choose MULTI_GPU)",
+                "is for full fine-tunes, and adapters are too small to shard: leave it out (in `accelerate "
+                "config`, choose MULTI_GPU)",
                 fix={"fsdp": False},
             )
             return

@@ -41,7 +41,7 @@ def cache_threshold(value: Any) -> CacheThreshold:
         return word
     threshold = parse_finite(value)
     if not 0 <= threshold <= 1:
-        raise ConfigError("must be off, auto or a number above 0, up to 1, got {value}", value=quoted(value))
+        raise ConfigError("must be off, auto or a number above 0 and up to 1, got {value}", value=quoted(value))
     return threshold or OFF
 
 
