@@ -117,10 +117,10 @@ def test_unwritable_cache_and_full_disk_are_reported(monkeypatch, tmp_path, caps
     file.touch()
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))
     finding = doctor.check_environment()
-    assert finding.verdict == "bad" and f"{environment.CACHE}: {file / 'cache'} cannot be made" in str(finding.text)
+    assert finding.verdict == "bad" and f"{environment.CACHE}: {file / 'cache'} cannot be created" in str(finding.text)
     monkeypatch.setenv(environment.CACHE, str(file / "cache"))
     assert main.main(["bench", "--family", "flux", "--device", "cpu"]) == 1
-    assert "choose another folder, or unset it" in capsys.readouterr().err
+    assert "choose another folder, or unset the variable" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="1"):
         train_script.main(config_class("flux_train"), READY)
     assert "TORCHINDUCTOR_CACHE_DIR" in capsys.readouterr().err

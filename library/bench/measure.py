@@ -34,6 +34,7 @@ class BenchRun:
     plan: timing.TimingPlan
     compile_all: bool = False  # also text encoders and VAE, which a training runs eagerly
     say: Callable[[str], None] = print
+    ways: Sequence[str] | None = None  # to generate pictures; None for all of this device
     rows: list[JsonObject] = field(default_factory=list)
     rate: JsonObject = field(default_factory=dict)
 
@@ -88,7 +89,7 @@ class BenchRun:
         if SAMPLE in self.parts and isinstance(self.subject, FamilySubject):
             for resolution in self.resolutions:
                 pictures = PictureBench(self.subject, self.device, self.plan, resolution)
-                for way in picture_ways(self.device):
+                for way in picture_ways(self.device) if self.ways is None else self.ways:
                     row = {"part": SAMPLE, "resolution": resolution, "candidate": way}
                     yield row, lambda way=way, pictures=pictures: pictures.rows(way)
         if BLOCKS in self.parts or STEP in self.parts:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.measuring import timing
+from library.measuring.candidates import PICTURE_WAYS, RECORDED
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
@@ -26,23 +27,12 @@ from library.sampling.feature_cache import FeatureCache, block_chain
 
 PICTURE_STEPS = 4  # of a measured picture; each takes the same time
 ONCE = timing.TimingPlan(steps=1, warmup=0, seconds=1.0)
-EAGER_PICTURES = {"sample_compile": "false", "compile": False}
-COMPILED_PICTURES = {"sample_compile": "true", "compile": False}
 # What the host asks the GPU for -> its names in a profile.
 HOST_OPERATIONS = {
     "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
     "graphs": ("cudaGraphLaunch",),
     "copies": ("cudaMemcpyAsync", "cudaMemcpy"),
     "waits": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
-}
-RECORDED = "recorded"
-# Ways to generate, the baseline first -> options that are set for it.
-PICTURE_WAYS: Mapping[str, JsonMapping] = {
-    "eager": {**EAGER_PICTURES, "cuda_graphs": "false"},
-    RECORDED: {**EAGER_PICTURES, "cuda_graphs": "true"},
-    "compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
-    f"compiled+{RECORDED}": {**COMPILED_PICTURES, "cuda_graphs": "true"},
-    "compiled+cached": {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"},
 }
 
 

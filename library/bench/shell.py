@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from library import families
 from library.bench import chart, profile_advice, report
+from library.bench.ways import choose_ways
 from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
@@ -54,7 +55,7 @@ def main(argv: Sequence[str], script_of: Callable[[Path], str]) -> int:
     if arguments.run and arguments.run.is_file() and not arguments.script:
         arguments.script = script_of(arguments.run)
     if arguments.list:
-        print("\n".join(f"{c.name:24} {c.about}" for c in candidates.ALL))
+        print("\n".join(listed_candidates()))
         return 0
     check_bench_options(arguments)
     environment.check_cache_variables()
@@ -99,7 +100,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="ways to run it, the baseline first; --list shows all",
+        help="ways to run it, the baseline first, each for the parts that have it; --list shows all",
     )
     args.add_argument(
         "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
@@ -119,6 +120,12 @@ def build_bench_parser() -> argparse.ArgumentParser:
     args.add_argument("--json", action="store_true", help="print the result as JSON too")
     args.add_argument("--list", action="store_true", help="list the candidates and exit")
     return args
+
+
+def listed_candidates() -> Iterator[str]:
+    """Yield the lines of --list: settings of a training, and ways to generate."""
+    yield from (f"{candidate.name:24} {candidate.about}" for candidate in candidates.ALL)
+    yield f'\nwith --part {report.SAMPLE}: {", ".join(candidates.PICTURE_WAYS)}, and "attention KERNEL" for each kernel'
 
 
 def check_bench_options(arguments: argparse.Namespace) -> None:
@@ -197,23 +204,32 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
 
 
 def _measured(arguments: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
-    from library.bench import machine, measure
+    from library.bench import machine, measure, pictures
     from library.measuring import timing
 
     device = machine.choose_device(arguments.device)
-    ways = candidates.choose_candidates(arguments.candidate, bool(arguments.run), device.type, _options(subject))
+    parts, names = _split_commas(arguments.part) or report.STEP_PARTS, _split_commas(arguments.candidate)
+
+    def choose(chosen_names: Sequence[str]) -> list[candidates.Candidate]:
+        return candidates.choose_candidates(chosen_names, bool(arguments.run), device.type, _options(subject))
+
+    settings, ways = choose(names) if report.SAMPLE not in parts else [], None
+    if report.SAMPLE in parts:
+        trains = report.STEP in parts or report.BLOCKS in parts
+        settings, ways = choose_ways(names, choose, [*pictures.picture_ways(device)], trains)
     sizes = tuple(int(side) for side in _split_commas(arguments.resolution)) or subject.resolutions
     plan = timing.TimingPlan(arguments.steps, arguments.warmup, arguments.seconds)
     say = (lambda text: None) if arguments.json else functools.partial(print, flush=True)
     bench = measure.BenchRun(
         subject,
         device,
-        ways,
-        tuple(_split_commas(arguments.part)) or report.STEP_PARTS,
+        settings,
+        tuple(parts),
         sizes,
         plan,
         arguments.compile_all,
         say,
+        ways,
     )
     try:
         return bench.run(work)
@@ -264,7 +280,9 @@ def _parse_shapes(texts: Sequence[str]) -> JsonObject:
         name, _, sizes = text.partition("=")
         number = name in ("frames", "text_length")
         if not re.fullmatch("[1-9][0-9]*" if number else "[1-9][0-9]*(,[1-9][0-9]*)*", sizes):
-            expected = f"a whole number from 1 on: {name}=5" if number else f"sizes with commas between: {name}=1,16,64"
+            expected = f"sizes separated by commas: {name}=1,16,64"
+            if number:
+                expected = f"a whole number of at least 1: {name}=5"
             raise ConfigError("--input {text} must be {wanted}", text=text, wanted=expected)
         shapes[name] = int(sizes) if number else tuple(int(size) for size in sizes.split(","))
     return shapes

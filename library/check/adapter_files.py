@@ -58,8 +58,8 @@ def find_relative_notes(config: RunConfig) -> Iterator[Problem]:
         if other in family_versions and other != own_version:
             yield Problem(
                 option,
-                ": {path} was trained for {other} (ss_base_model_version), and this is {own}; it is used, as the "
-                "layers of both have the same names",
+                ": {path} was trained for {other} (ss_base_model_version), and this model is {own}; it is used "
+                "anyway, because the names of the layers match",
                 path=path,
                 other=other,
                 own=own_version,

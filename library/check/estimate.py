@@ -116,7 +116,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     if not rate and gpu:
         share = model.utilization[config.compile.compile]
         rate = data_sheet_rate(gpu) * 1e12 * share
-        rate_basis = Message("{share} of what this GPU can do on paper", share=f"{share:.0%}")
+        rate_basis = Message("{share} of this GPU's theoretical peak", share=f"{share:.0%}")
     passes = 3 + bool(config.memory.checkpointing)
     passes = (2 * passes + 1 if config.preservation else passes) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host

@@ -28,8 +28,8 @@ def find_graph_limit_problems(config: RunConfig, images: ImageSet | None, device
         other = Message(", or compile_dynamic = auto") if options.dynamic is False else ""
         yield Problem(
             "compile_cache_size_limit",
-            "= {limit}: blocks need {needed} graphs for the sizes of this data set, and run eagerly beyond the limit; "
-            "use {needed} or more, 0 for as many as it takes{other}",
+            "= {limit}: blocks need {needed} graphs for the image sizes of this data set, and run eagerly beyond "
+            "the limit; use {needed} or more, or 0 for no limit{other}",
             limit=limit,
             needed=needed,
             other=other,

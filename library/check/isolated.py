@@ -39,7 +39,7 @@ def check_all(readings: Sequence[Reading[Any]], launch: JsonMapping) -> list[Rep
         code, output, errors = check_process.run_checks(requests, launch)
     except subprocess.TimeoutExpired:
         limit = f"{check_process.CHECK_TIMEOUT:.0f}"
-        why = Message("the check took more than {seconds} s and was given up", seconds=limit)
+        why = Message("the check was stopped, because it took more than {seconds} s", seconds=limit)
         return [failed(why, reading) for reading in readings]
     except OSError as error:  # no process can start
         failure = Message("the check itself failed: {reason}", reason=error)

@@ -101,8 +101,7 @@ def find_idle_rounding(config: RunConfig) -> Iterator[Problem]:
     if _keeps_fp8(config):
         yield Problem(
             "fp8_base" if precision.fp8_base else "fp8_base_unet",
-            "has nothing to round in the image model, whose file already holds its matrices in fp8: it only keeps "
-            "them in fp8",
+            "rounds nothing: the file of the image model already has its matrices in fp8, and the option keeps them so",
         )
 
 
@@ -113,11 +112,12 @@ def find_second_rounding(config: RunConfig) -> Iterator[Problem]:
         return
     if not config.adapters:
         template = (
-            "has weights in {kind}, which are rounded already: a fine-tune begins more exactly from the bf16 file"
+            "has weights in {kind}, which are already rounded: start a fine-tune from the bf16 file, which is "
+            "more exact"
         )
         yield Problem(option, template, kind=kind)
     elif precision.nf4_denoiser:
-        template = "rounds the image model a second time, as its file is in {kind}: the bf16 file is more exact"
+        template = "rounds the image model a second time, because its file is in {kind}: the bf16 file is more exact"
         yield Problem("base_bits", template, kind=kind)
     elif kind == "fp8" and precision.int8_base:
         yield _keep_format("int8_base", kind, precision.int8_compute)
@@ -128,7 +128,7 @@ def find_second_rounding(config: RunConfig) -> Iterator[Problem]:
 
 def _keep_format(option: str, kind: str, multiplies: bool) -> Problem:
     """Return the remark on an option that rounds to the other format; `multiplies`: products are in that one, too."""
-    template = "rounds the image model a second time, as its file is in {kind}: {better} keeps it as it is"
+    template = "rounds the image model a second time, because its file is in {kind}: use {better} to keep its values"
     better, other = f"{kind}_base", "int8" if kind == "fp8" else "fp8"
     fix = {option: False, better: True}
     fix |= {f"{other}_compute": False, f"{kind}_compute": True} if multiplies else {}

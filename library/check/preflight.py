@@ -230,7 +230,7 @@ def _check_single_process(config: RunConfig) -> Iterator[Problem]:
     """Remark on options for several processes in a run with only one."""
     if process_count() == 1:
         for name in schema.changed(config).get("distributed", {}):
-            yield ineffective.remark(name, "it is for several processes, and this is one")
+            yield ineffective.remark(name, "this training has a single process")
 
 
 def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
@@ -240,7 +240,7 @@ def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
         instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
         yield Problem(
             "mixed_precision",
-            "= fp16: what {title} computes is too large for it, so the loss is likely to become NaN; use {instead}",
+            "= fp16: the activations of {title} exceed its range, so the loss is likely to become NaN; use {instead}",
             title=facts.title,
             instead=instead,
             fix=fixes.in_bf16(config),
@@ -257,7 +257,7 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
     """Yield options that this machine's device does not support."""
     recorded_by = compile_modes.recorded_on_gpu_alone(config.compile)
     if recorded_by and _device().type != "cuda":
-        yield ineffective.remark(recorded_by, "there is no GPU that records CUDA graphs")
+        yield ineffective.remark(recorded_by, "no GPU was found that can record CUDA graphs")
     if config.compile.compile or (config.sample.wanted and config.sample.sample_compile == "true"):
         yield from cache.find_cache_problems(config.compile.compile_cache_dir, _device())
     if not config.adapters:
@@ -273,7 +273,7 @@ def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
                 fix={"fp8_compute": False, "auto_compute": True},
             )
         else:
-            yield ineffective.remark(name, "this machine cannot multiply in 8 bits, only keep them")
+            yield ineffective.remark(name, "this machine can store weights in 8 bits, but not multiply them")
 
 
 def _check_caption_lengths(family: Family, images: data.Check) -> Iterator[Problem]:
@@ -338,20 +338,22 @@ def _check_machine(config: RunConfig) -> Iterator[Problem]:
             "",
             topic="training",
             what=launcher,
-            template="accelerate is told to use {what}, which is not used here: choose MULTI_GPU in "
-            "`accelerate config`, and fsdp = true to shard a full fine-tune (FSDP2)",
+            template=(
+                "accelerate is set to use {what}, which is not supported here: choose MULTI_GPU in `accelerate "
+                "config`, and set fsdp = true to shard a full fine-tune (FSDP2)"
+            ),
         )
     if shards_asked() == 2 and os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in SWITCHED_ON:
         yield Problem(
             "fsdp",
-            ": accelerate is told to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
+            ": accelerate is set to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
             "set it to false in `accelerate config`",
         )
     if process_count() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
         yield Problem(
             "blocks_to_swap",
-            ": on several GPUs a whole model can be swapped only with fused_backward_pass and Adafactor; "
-            "add these, or leave blocks_to_swap out",
+            ": a full fine-tune on several GPUs can swap blocks only with Adafactor and fused_backward_pass; set "
+            "both, or leave blocks_to_swap out",
         )
     if config.compile.compile and not config.compile.compile_fallback:
         yield from checks.find_compile_problems(config.compile, device)

@@ -31,14 +31,14 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
     limit = needs.memory * 0.97 if needs.memory else None
     if limit and decoding > limit:
         template = (
-            "Sample images of {size} take about {peak} GB of GPU memory at once, more than there is: they are decoded "
-            "in tiles, or on the CPU; smaller ones (--w and --h in the prompt file) need less"
+            "Sample images of {size} take about {peak} GB of GPU memory at once, more than is available: they "
+            "are decoded in tiles or on the CPU; smaller images (--w and --h in the prompt file) need less"
         )
         yield "hint", Message(template, **texts)
     elif limit and denoising > limit:
         template = (
-            "Sample images of {size} take about {peak} GB of GPU memory, more than there is: batches become "
-            "smaller (sample_batch_size), and smaller images (--w and --h in the prompt file) need less"
+            "Sample images of {size} take about {peak} GB of GPU memory, more than is available: fewer are "
+            "generated at once (sample_batch_size); smaller images (--w and --h in the prompt file) need less"
         )
         yield "hint", Message(template, **texts)
     else:

@@ -55,7 +55,7 @@ TOPICS = {
 }
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH_OPTIONS = section_options(Launch)
-NO_GPU = Message("no GPU was found: trainings run on the processor, too slow for full-size models")
+NO_GPU = Message("no GPU was found: trainings run on the CPU, which is too slow for full-size models")
 BYTES_PER_GIB = 2**30
 MANY = 20_000  # maximum caption variants to generate for counting
 ABSURD = 8  # times the available memory; no estimate is wrong by that much
@@ -266,7 +266,7 @@ def _check_caches(config: RunConfig, images: ImageSet) -> Iterator[Finding]:
         "caches",
         "ok",
         Message(
-            "{there} of {count} images have their latents on the disk already", there=cached_count, count=len(caches)
+            "the latents of {there} of {count} images are already on the disk", there=cached_count, count=len(caches)
         ),
     )
 
@@ -319,8 +319,8 @@ def _check_disk_space(config: RunConfig) -> Finding:
             "disk",
             "hint",
             Message(
-                "output_dir: {text}; without room for three states, "
-                "save_state_every_n_minutes leaves some out: make room, or choose another folder",
+                "output_dir: {text}; save_state_every_n_minutes skips states unless three of them fit: make "
+                "room, or choose another folder",
                 text=text,
             ),
         )
@@ -329,8 +329,8 @@ def _check_disk_space(config: RunConfig) -> Finding:
             "disk",
             "hint",
             Message(
-                "output_dir: {text}, and all of this training's about {size}; "
-                "keep fewer with save_last_n_steps or save_last_n_epochs",
+                "output_dir: {text}, and all files of this training take about {size}; keep fewer with "
+                "save_last_n_steps or save_last_n_epochs",
                 text=text,
                 size=size_text(total_size),
             ),
@@ -363,8 +363,7 @@ def _check_memory(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[
             "GPU",
             "bad",
             Message(
-                "{sentence}: that is far more than this machine has, and will not fit; lower resolution, "
-                "train_batch_size or network_dim",
+                "{sentence}: that is far more than this machine has; lower resolution, train_batch_size or network_dim",
                 sentence=needs.sentence(),
             ),
             next(saving_memory(config), {}),
@@ -373,7 +372,7 @@ def _check_memory(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[
         yield Finding(
             "GPU",
             "hint",
-            Message("{sentence}: that is more than there is", sentence=needs.sentence()),
+            Message("{sentence}: that is more than is available", sentence=needs.sentence()),
             next(saving_memory(config), {}),
         )
     else:

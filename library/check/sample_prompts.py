@@ -29,7 +29,8 @@ def _prompts_with_own_steps(config: RunConfig, family: Family) -> Iterator[Probl
     if longer:
         yield Problem(
             "sample_lora",
-            ": in {name}, {prompts} with more steps of their own than {steps}, which count; leave --s out",
+            ": {name} has {prompts} with more steps (--s) than the {steps} of the LoRA, and theirs count; leave "
+            "--s out",
             prompts=counted(len(longer), "prompt"),
             name=Path(sample.sample_prompts).name,
             steps=steps,
@@ -41,8 +42,8 @@ def _unscheduled(config: RunConfig) -> Iterator[Problem]:
     if config.sample.wanted and not config.sample.scheduled:
         yield Problem(
             "sample_prompts" if config.sample.sample_prompts else "sample_from_captions",
-            ": samples are generated only when somebody asks for them; set sample_every_n_epochs, "
-            "sample_every_n_steps or sample_at_first",
+            ": samples are generated only on request; set sample_every_n_epochs, sample_every_n_steps or "
+            "sample_at_first",
         )
 
 

@@ -75,14 +75,14 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     if config.compile.compile and 0 < length.total <= first and not config.steps.resume:
         yield Problem(
             "compile_compare_steps",
-            "= {first}: nothing is compiled, as only {steps} are to be done; use fewer",
+            "= {first}: nothing is compiled, because the training ends with step {steps}; lower it",
             first=first,
             steps=length.total,
         )
     if config.steps.max_train_epochs and warm > 1 and warm >= length.total:
         yield Problem(
             "lr_warmup_steps",
-            "{warm} is not below the {steps} of this training: the learning rate never reaches its value",
+            "{warm} is not less than the {steps} of this training, so the learning rate never reaches its value",
             warm=warm,
             steps=counted(length.total, "step"),
         )
@@ -114,13 +114,13 @@ def _unused_held_out(config: RunConfig, images: data.Check, length: Length) -> I
     share = "dataset_config" if config.data.dataset_config else "validation_split"
     has_interval = "validate_every_n_steps" in options
     template = (
-        ": the held-out images are never measured, as the training ends after {steps} and the first validation is due "
-        "after {first}; train longer"
+        ": validation never runs, because the training ends after {steps} and the first validation is due after "
+        "{first}; train longer"
     )
     if has_interval:
         template = (
-            ": the held-out images are never measured, as the training ends after {steps} and the first validation is "
-            "due after {first}; set validate_every_n_steps to fewer, or train longer"
+            ": validation never runs, because the training ends after {steps} and the first validation is due "
+            "after {first}; lower validate_every_n_steps, or train longer"
         )
     yield Problem(
         "early_stop_patience" if patience else share,

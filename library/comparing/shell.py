@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from library import families
 from library.comparing import plan
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem, collecting
 from library.downloads.shell import default_folder
 from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
+from library.runs.reader import RecordedRun
+from library.sampling.prompts import Prompt
 from library.sampling.shell import prompts_to_sample
 
 if TYPE_CHECKING:
@@ -24,12 +26,7 @@ EXIT_DONE = 0
 def main(argv: list[str]) -> int:
     """Compare and return 0. Raises ConfigError."""
     arguments = build_compare_parser().parse_args(argv)
-    if arguments.files < 1:
-        raise ConfigError(
-            "--files {count}: write how many files are compared at most, such as 8", count=arguments.files
-        )
-    prompts = prompts_to_sample(arguments)
-    run = plan.run_of(arguments.run)
+    run, prompts = read_inputs(arguments)
     with join_work("compare") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
         os.environ.update(gpu_slots.device_environment(devices))
         # Loads torch, which detects GPUs only once.
@@ -78,6 +75,22 @@ def build_compare_parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--cpu", action="store_true", help="compute on the processor")
     return arguments
+
+
+def read_inputs(arguments: argparse.Namespace) -> tuple[RecordedRun, list[Prompt]]:
+    """Return the run to compare, and the prompts. Raises ConfigError with the problems of all words."""
+    problems: list[Problem] = []
+    run, prompts = None, list[Prompt]()
+    if arguments.files < 1:
+        template = "--files {count}: write how many files are compared at most, such as 8"
+        problems.append(Problem("", template, count=arguments.files))
+    with collecting(problems):
+        prompts = prompts_to_sample(arguments)
+    with collecting(problems):
+        run = plan.run_of(arguments.run)
+    if problems or run is None:
+        raise ConfigError(*problems)
+    return run, prompts
 
 
 def comparison_lines(comparison: "Comparison") -> list[str]:

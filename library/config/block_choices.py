@@ -57,7 +57,7 @@ def steps_by_word(text: str, kinds: Mapping[str, str]) -> list[tuple[str, int]]:
             raise ConfigError(
                 Problem(
                     "compile_from_step",
-                    ": {part} is no step; write 40, or a kind of block and its step, such as {first}:40",
+                    ": {part} is not a step; write 40, or a kind of block and its step, such as {first}:40",
                     part=quoted(part),
                     first=next(iter(kinds), "transformer"),
                 )
@@ -128,4 +128,4 @@ def _parse_range(kind: str, text: str) -> tuple[int, int]:
 
 
 def _no_range(kind: str, text: str) -> ConfigError:
-    return _no_blocks(": {given} is no range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=text)
+    return _no_blocks(": {given} is not a range of blocks; write {kind}:all or {kind}:0-9", kind=kind, given=text)

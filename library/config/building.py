@@ -13,7 +13,7 @@ from library.config.values import Option, closest, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
 COMMAND_FLAGS = ("config_file", "output_config")  # sd-scripts ignores them in a file
-MAX_FIX_CHAIN = 4  # maximum rules that a fix may break in sequence
+MAX_FIX_CHAIN = 6  # maximum rules that a fix may break in sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _resolve(
         return new
     if advice := getattr(config, "retired", {}).get(name):
         if value not in (None, False, 0, "", []):
-            problems.append(Problem(name, "is gone: {advice}", place=place, advice=Message(advice)))
+            problems.append(Problem(name, "was removed: {advice}", place=place, advice=Message(advice)))
     elif reason := getattr(config, "refused", {}).get(name):
         if value not in (None, False, 0, "", []):
             problems.append(Problem(name, "cannot be used here: {reason}", place=place, reason=Message(reason)))
@@ -207,7 +207,7 @@ def _resolve(
             Problem(name, "is an option of {script}, and this is {here}", place=place, script=script, here=this_script)
         )
     elif name in COMMAND_FLAGS:
-        template = "is a flag of the command: a file cannot name another; write the options of that file into this one"
+        template = "works only on the command line: copy the options of that file into this one"
         problems.append(Problem(name, template, place=place))
     else:
         problems.append(

@@ -75,14 +75,16 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
         return why
     defined = _names_in_module(module)
     if defined and name in defined.functions:
-        return Message("{module}.{name} is a function and no class", module=module, name=name)
+        return Message("{module}.{name} is a function, not a class", module=module, name=name)
     actual_name = (
         next((candidate for candidate in defined.classes | defined.others if candidate.lower() == name.lower()), name)
         if defined
         else name
     )
     if code_bases.derives(module, actual_name, BASES[option]) is False:
-        return Message("{module}.{name} is no subclass of {base}", module=module, name=actual_name, base=BASES[option])
+        return Message(
+            "{module}.{name} is not a subclass of {base}", module=module, name=actual_name, base=BASES[option]
+        )
     if defined is None or defined.is_open or actual_name in defined.classes | defined.others:
         return ""
     return Message("{module} has no {name}{hint}", module=module, name=name, hint=did_you_mean(name, defined.classes))
@@ -102,7 +104,7 @@ def why_not_module(module: str) -> Message | str:
     """Return why a module cannot contain an option's code: it belongs to Python itself, or does not exist."""
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names or root in sys.builtin_module_names:
-        return Message("{module} belongs to Python itself and holds nothing that trains", module=module)
+        return Message("{module} is part of Python itself and has nothing to train with", module=module)
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith("__main__"):
         return Message("{module} is not the name of a module", module=module)
     return Message("there is no module {module}", module=module) if code_bases.find_module(module) is None else ""

@@ -104,7 +104,7 @@ def _read_launch(values: Mapping[str, Any], problems: list[Problem]) -> Launch:
     launch = replace(Launch(), **section)
     if launch.cpu and launch.num_processes > 1:
         problems.append(
-            Problem("cpu", "goes with one process only: hide the GPUs (gpu_ids) to run several on the processor")
+            Problem("cpu", "works with one process only: hide the GPUs (gpu_ids) to run several on the CPU")
         )
     for name in ("num_processes", "num_machines"):
         if (number := getattr(launch, name)) > MANY:
@@ -126,7 +126,7 @@ def _extra_argument_problems(launch: Launch) -> Iterator[Problem]:
     """Return arguments that accelerate lacks, or that contradict the options of the same name."""
     arguments, flags = launch.extra_accelerate_launch_args, _launcher_flags()
     if arguments and not arguments[0].startswith("-"):
-        yield Problem(EXTRA, ": {given} belongs to no option; write --option value", given=quoted(arguments[0]))
+        yield Problem(EXTRA, ": {given} does not belong to an option; write --option value", given=quoted(arguments[0]))
     own_values = {field.name: getattr(launch, field.name) for field in fields(Launch)}
     for at, token in enumerate(arguments):
         name, equals, value = token.partition("=")
@@ -134,7 +134,7 @@ def _extra_argument_problems(launch: Launch) -> Iterator[Problem]:
         name = name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name
         value = value if equals else "true" if name == "--cpu" else next(iter(arguments[at + 1 : at + 2]), "")
         if name in OTHER_SCRIPTS:
-            yield Problem(EXTRA, ": with {name} it is not the training that is started; leave it out", name=name)
+            yield Problem(EXTRA, ": {name} starts something other than the training; leave it out", name=name)
         elif name.startswith("--") and flags and name not in flags:
             yield Problem(
                 EXTRA, ": accelerate launch has no option {name}{hint}", name=name, hint=did_you_mean(name, flags)
@@ -142,7 +142,7 @@ def _extra_argument_problems(launch: Launch) -> Iterator[Problem]:
         elif (option := name.removeprefix("--")) in own_values and str(own_values[option]).lower() != value.lower():
             yield Problem(
                 EXTRA,
-                ": {name} says something else than {other} ({value}); set {other} instead",
+                ": {name} contradicts {other} ({value}); set {other} instead",
                 name=name,
                 other=option_name(option),
                 value=own_values[option],

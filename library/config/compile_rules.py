@@ -42,7 +42,7 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
     if moving := run.memory.moves_weights:
         yield Problem(
             option,
-            "{what} needs weights that stay where they are, and {moving} moves them: use {other}",
+            "{what} needs weights at fixed addresses, and {moving} moves them: use {other}",
             moving=moving,
             also=f"{related_options} {moving}",
             **facts,
@@ -50,15 +50,15 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
     if run.distributed.fsdp:
         yield Problem(
             option,
-            "{what} needs weights that stay where they are, and fsdp gathers them for each block: use {other}",
+            "{what} needs weights at fixed addresses, and fsdp gathers them for each block: use {other}",
             also=f"{related_options} fsdp",
             **facts,
         )
     if run.memory.cpu_offload_checkpointing:
         yield Problem(
             option,
-            "{what} needs inputs that stay where they are, and cpu_offload_checkpointing moves them: "
-            "use {other}, or gradient_checkpointing",
+            "{what} needs inputs at fixed addresses, and cpu_offload_checkpointing moves them: use {other}, or "
+            "gradient_checkpointing",
             also=f"{related_options} cpu_offload_checkpointing",
             **facts,
         )
@@ -69,13 +69,13 @@ def _unrecording_problem(options: "Compile") -> Problem:
     if "cudagraphs" in options.backends:
         return Problem(
             "cuda_graphs",
-            "= false switches off what the backend cudagraphs is for: use auto, or the backend inductor",
+            "= false disables what the backend cudagraphs is for: use auto, or the backend inductor",
             also="compile compile_backend compile_blocks",
             fix=fix,
         )
     return Problem(
         "cuda_graphs",
-        "= false switches off what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
+        "= false disables what compile_mode = {mode} is for: use auto, or compile_mode = {other}",
         mode=options.compile_mode,
         other=_unrecorded_mode(options),
         also="compile compile_mode",

@@ -33,7 +33,9 @@ def convert_blocks_to_swap(old: JsonMapping, is_set: bool) -> tuple[JsonObject, 
     names, several = together(map(option_name, enabled[1:])), len(enabled) > 1
     if is_set:
         template = "and {names} have no effect: {why}" if several else "has no effect: {why}"
-        return {}, [Problem(enabled[0], template, names=names, why=Message("blocks_to_swap is set, and counts alone"))]
+        return {}, [
+            Problem(enabled[0], template, names=names, why=Message("blocks_to_swap is set and takes precedence"))
+        ]
     # A single block has about half the weights of a double block.
     halves = (old.get("single_blocks_to_swap") or 0) // 2
     number = SPLIT if old.get("split_mode") else (old.get("double_blocks_to_swap") or 0) + halves

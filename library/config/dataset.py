@@ -180,7 +180,7 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         )
         raise ConfigError(template, name=name, path=path)
     problems += [
-        _wrong(name, key, "is not known at the top; there are [general] and [[datasets]]")
+        _wrong(name, key, "is not known at the top level, which has only [general] and [[datasets]]")
         for key in tables
         if key not in ("general", "datasets")
     ]
@@ -298,7 +298,7 @@ def _read_table(table: Any, options: Mapping[str, Option], source: str, problems
     for key, value in table.items():
         elsewhere = [where for where, keys in keys_by_table.items() if key in keys and key not in options]
         if elsewhere:
-            problems.append(_wrong(source, key, "belongs into {table}", table=elsewhere[0]))
+            problems.append(_wrong(source, key, "belongs in {table}", table=elsewhere[0]))
         else:
             accepted[key] = value
     return read_section(options, Layer(accepted, source), problems)
@@ -331,9 +331,7 @@ def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) ->
         yield _wrong(source, "resolution", "is not set: {size} is usual", size=config.usual_size)
     if dataset.enable_bucket:
         yield from _bucket_problems(dataset, source, config)
-    if any(subset.control_directories for subset in dataset.subsets) and not config.control_images.most:
-        facts = {"title": config.title}
-        yield _wrong(source, "control_directory", "is for models with reference images; {title} takes none", **facts)
+    yield from _paired_image_problems(dataset, source, config)
     shown = any(subset.control_directories for subset in dataset.subsets) and config.control_images.captioned
     if shown and config.data.dataset_config and not config.cache.text:
         template = "needs cache_text_encoder_outputs, as the text encoder also sees the reference images"
@@ -342,20 +340,35 @@ def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) ->
         yield _wrong(
             source,
             "",
-            "either all subsets have a metadata_file or none: make two [[datasets]] of them",
+            "either all subsets have a metadata_file or none has: split them into two [[datasets]]",
             also="metadata_file",
         )
-    use = config.control_images
-    masked = config.data.masked_loss or use.inpaints or use.guided
-    if use.guided and not all(subset.conditioning_data_dir for subset in dataset.subsets):
-        yield _wrong(source, "conditioning_data_dir", "is not set: name the folder of control images in each subset")
-    if any(subset.conditioning_data_dir for subset in dataset.subsets) and not masked:
-        yield _wrong(source, "conditioning_data_dir", "needs masked_loss in the run's options")
     for subset in dataset.subsets:
         place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
         if subset.more_control_directories and not subset.control_directory:
             yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
         yield from _subset_problems(subset, place, config)
+
+
+def _paired_image_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
+    """Yield folders of masks, control or reference images in an option that does not take them."""
+    use, subsets = config.control_images, dataset.subsets
+    has_references = any(subset.control_directories for subset in subsets)
+    if has_references and not use.most:
+        template = "is for models with reference images; {title} takes none"
+        if use.guided:
+            template = "is for reference images: name the folder of control images in conditioning_data_dir"
+        elif use.inpaints:
+            template = "is for reference images: name the folder of masks in conditioning_data_dir"
+        yield _wrong(source, "control_directory", template, title=config.title)
+    elif use.guided and not all(subset.conditioning_data_dir for subset in subsets):
+        yield _wrong(source, "conditioning_data_dir", "is not set: name the folder of control images in each subset")
+    masked = config.data.masked_loss or use.inpaints or use.guided
+    if any(subset.conditioning_data_dir for subset in subsets) and not masked:
+        template = "needs masked_loss in the run's options"
+        if use.most:
+            template = "is for masks: name the folder of reference images in control_directory, or set masked_loss"
+        yield _wrong(source, "conditioning_data_dir", template)
 
 
 def _subset_problems(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:

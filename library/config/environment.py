@@ -70,7 +70,8 @@ def check_cache_variables() -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            "{variable}: {wanted} cannot be made ({why}), and PyTorch ends there; choose another folder, or unset it",
+            "{variable}: {wanted} cannot be created ({why}), and PyTorch stops without it; choose another "
+            "folder, or unset the variable",
             variable=CACHE,
             wanted=folder,
             why=error.strerror,

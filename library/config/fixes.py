@@ -12,13 +12,13 @@ COMMON_ARGUMENTS = ("weight_decay", "betas", "eps")  # arguments with the same m
 
 
 def exclusive(config: RunConfig, first: str, *conflicting: str) -> Problem:
-    """Return the problem of mutually exclusive options; its fix switches the second off."""
+    """Return the problem of an option that excludes others; its fix switches those off."""
     return Problem(
         first,
         "and {others} exclude each other: choose one",
         others=together(conflicting),
         also=conflicting,
-        fix=defaults(config, conflicting[0]),
+        fix=defaults(config, *conflicting),
     )
 
 

@@ -37,7 +37,7 @@ def toml_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         if value != value or value in (float("inf"), float("-inf")):
-            raise ConfigError("{value} cannot be written: only finite numbers have a meaning", value=value)
+            raise ConfigError("{value} cannot be written: numbers must be finite", value=value)
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"

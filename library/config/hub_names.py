@@ -45,7 +45,7 @@ def about_address(option: str, text: str, takes: str | None = None) -> Problem |
         return None
     takes, shown_address = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:MAX_ADDRESS_SHOWN]
     if match[1].lower() == "file":
-        template = ": {address} is an address of a browser; write the path alone: /{path}"
+        template = ": {address} is a browser address; write only the path: /{path}"
         return Problem(option, template, address=shown_address, path=match[2])
     hub_match = ON_THE_HUB.fullmatch(text)
     repository, file = (hub_match[1], (hub_match[2] or "").strip("/")) if hub_match else ("", "")

@@ -32,6 +32,12 @@ RETIRED: dict[str, str] = {
     "fp16_master_weights_and_gradients": _DEEPSPEED,
 }
 
+# The same for models with reference images, which people also call conditioning images.
+RETIRED_BESIDE_REFERENCES = RETIRED | {
+    "conditioning_data_dir": "name the folder of reference images in control_directory, and that of masks in a subset "
+    "of the dataset_config",
+}
+
 _SDPA = "attention is PyTorch's SDPA, which is faster and needs less memory"
 _GUI = "it is a setting of the kohya_ss page that no script reads"
 _SCRIPT = "no script reads it"

@@ -227,7 +227,7 @@ class _LimitedLoader(yaml.SafeLoader):
         if self.level > MAX_TABLE_DEPTH:
             raise _too_deep(self.path)
         if time.monotonic() > self.until:
-            raise ConfigError("{path} takes too long to read: it is no file of settings", path=self.path)
+            raise ConfigError("{path} takes too long to read: it is not a settings file", path=self.path)
         self.level += 1
         node = super().compose_node(parent, index)
         self.level -= 1
@@ -307,7 +307,7 @@ def _refuse_long_keys(text: str, path: str | Path) -> None:
 
 
 def _too_deep(path: str | Path | Message) -> ConfigError:
-    return ConfigError("{path} has tables within tables more than {most} levels deep", path=path, most=MAX_TABLE_DEPTH)
+    return ConfigError("{path} nests tables more than {most} levels deep", path=path, most=MAX_TABLE_DEPTH)
 
 
 def _too_long(path: str | Path | Message, digits: int) -> ConfigError:

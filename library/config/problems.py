@@ -4,6 +4,7 @@ A message keeps its template, which is the key of its translations, and its argu
 shown. A problem also carries what a form needs: its option, and values that would fix it.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -287,6 +288,15 @@ class ConfigError(ValueError):
     @property
     def said(self) -> Message:
         return self.problems[0] if len(self.problems) == 1 else join_messages(self.problems, "\n")
+
+
+@contextlib.contextmanager
+def collecting(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a ConfigError within this context to others, so that all are named at once."""
+    try:
+        yield
+    except ConfigError as e:
+        problems += e.problems
 
 
 def as_problems(texts: Iterable[MessageLike]) -> Iterator[Problem]:

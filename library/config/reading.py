@@ -128,7 +128,7 @@ def parse_numbers(value: Any) -> str:
     """Numbers at least 0, with commas between: "1e-5,0" or [1e-5, 0] -> "1e-05,0.0"."""
     parts = _read_parts(value, parse_finite)
     if not parts or min(parts) < 0:
-        raise ConfigError("must be numbers of at least 0 with commas between, got {value}", value=quoted(value))
+        raise ConfigError("must be numbers of at least 0, separated by commas, got {value}", value=quoted(value))
     return ",".join(map(str, parts))
 
 
@@ -149,7 +149,7 @@ def parse_extension(value: Any) -> str:
     """Parse a file name's extension, with its dot."""
     text = to_str(value).strip()
     if set(text) & set("/\\\0"):
-        raise ConfigError("must be the ending of a name, such as .txt, got {value}", value=quoted(text))
+        raise ConfigError("must be a file extension such as .txt, got {value}", value=quoted(text))
     return text if text.startswith(".") else "." + text
 
 

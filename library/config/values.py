@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
-MAX_STRENGTH = 10  # of a LoRA, in both directions
-WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs
 TYPE_WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -90,6 +88,8 @@ class Option:
     def expects(self) -> Message:
         """Describe the expected value in words."""
         if self.choices and not self.open:
+            if len(self.choices) == 1:  # otherwise nothing is set
+                return Message("{choice} or left out", choice=self.choices[0])
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
         one = Message(TYPE_WORDS[self.type])
         if self.choices and self.type in (int, float):
@@ -294,28 +294,12 @@ def split_strength(text: str) -> tuple[str, float]:
     return text, 1.0  # the colon is part of the name, as in C:\lora.safetensors
 
 
-def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
-    """Yield the problem of FILE:STRENGTH with a strength that is out of range or no number."""
-    file, strength = split_strength(value or "")
-    path, _, written = file.rpartition(":")
-    if path.lower().endswith(WEIGHT_FILES):
-        template = "has the strength {written}, which is no number; write {path}:0.8"
-        yield Problem(option, template, written=quoted(written), path=path)
-    elif abs(strength) > MAX_STRENGTH:
-        yield Problem(
-            option,
-            "has the strength {strength}; strengths are numbers from -{most} to {most}",
-            strength=f"{strength:g}",
-            most=MAX_STRENGTH,
-        )
-
-
 def _check_path_text(path: Any) -> None:
     """Raise ConfigError for what no disk has as a path, which asking the disk would answer with an exception."""
     if not isinstance(path, str):
         return
     if re.search(r"[\x00-\x1f]", path):  # "D:\train" of a TOML holds a tab
-        template = "has a sign that no path has, {value}: in double quotes write \\\\ for \\"
+        template = "has a character that no path can have, {value}: in double quotes write \\\\ for \\"
         raise ConfigError(template, value=quoted(path))
     names = path.replace("\\", "/").split("/")
     longest = max(len(name if os.name == "nt" else name.encode(errors="surrogatepass")) for name in names)

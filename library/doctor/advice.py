@@ -86,8 +86,10 @@ def pictures_sentence(facts: MachineFacts) -> Message | str:
 def advice_sentence(facts: MachineFacts) -> Message:
     """Return the advice in words."""
     if not facts.memory_gb:
-        how = Message("with compile") if facts.compiles else Message("without compile")
-        template = "without a GPU only tiny models can be trained, {how}; rent or add an NVIDIA GPU of 8 GB or more"
+        how = Message("compiling works") if facts.compiles else Message("compiling does not work")
+        template = (
+            "no GPU was found, so only tiny models can be trained ({how}); rent or add an NVIDIA GPU with at least 8 GB"
+        )
         return Message(template, how=how)
     presets = fitting_presets(facts).items()
     sentences = [

@@ -122,7 +122,8 @@ def _import_aitoolkit_datasets(builder: ImportBuilder) -> None:
     builder.change("datasets", describe_datasets(text), settings)
     if word:
         explanation = (
-            "stands before every caption and in the metadata; ai-toolkit puts it only where it is not there yet"
+            "is added to the beginning of every caption and to the metadata; ai-toolkit adds it only to captions "
+            "without it"
         )
         builder.change("trigger_word", explanation, {"metadata_trigger_phrase": word})
 

@@ -4,14 +4,14 @@
 training, for probes, `compile_autotune` and the advice of a check. Do not import torch: the page offers these too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from library import families
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, option_name, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, together
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 
@@ -124,6 +124,20 @@ ALL = (
     ),
 )
 NAMED = {candidate.name: candidate for candidate in ALL}
+ALL_NAMES = "all"  # stands for every name
+
+RECORDED = "recorded"
+EAGER_PICTURES = {"sample_compile": "false", "compile": False}
+COMPILED_PICTURES = {"sample_compile": "true", "compile": False}
+# Ways to generate pictures, the baseline first -> options that are set for it. With each attention kernel of a machine
+# there is another one.
+PICTURE_WAYS: Mapping[str, JsonMapping] = {
+    "eager": {**EAGER_PICTURES, "cuda_graphs": "false"},
+    RECORDED: {**EAGER_PICTURES, "cuda_graphs": "true"},
+    "compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
+    f"compiled+{RECORDED}": {**COMPILED_PICTURES, "cuda_graphs": "true"},
+    "compiled+cached": {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"},
+}
 
 
 def choose_candidates(names: Iterable[str], of_run: bool, device: str, option_names: Iterable[str]) -> list[Candidate]:
@@ -137,20 +151,25 @@ def choose_candidates(names: Iterable[str], of_run: bool, device: str, option_na
     yours = [Candidate(OWN_SETTINGS, "the run's own settings")] if of_run else []
     if not requested:
         return [*yours, *(c for c in fitting if c.usual)]
-    if requested == ["all"]:
+    if requested == [ALL_NAMES]:
         return [*yours, *fitting]
     possible = {c.name: c for c in (*yours, *fitting)}
-    for name in requested:
-        if name not in possible:
-            why = " needs a GPU" if name in NAMED and NAMED[name].needs not in ("", device) else " is no candidate"
-            raise ConfigError(
-                "--candidate {name}{why}{hint}; choose from {possible}, all",
-                name=name,
-                why=why,
-                hint=did_you_mean(name, possible),
-                possible=", ".join(possible),
-            )
+    if unknown := [name for name in dict.fromkeys(requested) if name not in possible]:
+        elsewhere = {candidate.name for candidate in ALL if candidate.needs not in ("", device)}
+        raise ConfigError(*(unknown_name(name, possible, elsewhere, "is no candidate") for name in unknown))
     return [possible[name] for name in dict.fromkeys(requested)]
+
+
+def unknown_name(name: str, possible: Collection[str], on_gpu: Container[str], otherwise: str) -> Problem:
+    """Return the problem of a name that is none of the `possible` ones: one of a GPU alone, or unknown."""
+    return Problem(
+        "",
+        "--candidate {name} {why}{hint}; choose from {possible}, all",
+        name=name,
+        why=Message("needs a GPU") if name in on_gpu else Message(otherwise),
+        hint=did_you_mean(name, possible),
+        possible=", ".join(possible),
+    )
 
 
 # ---- changes of one training

@@ -8,7 +8,8 @@ from library.config.hub_names import FILE, about_absent, is_file_id
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
-from library.config.values import split_strength, strength_problems
+from library.config.strengths import strength_problems
+from library.config.values import split_strength
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import embedding, full, lllite, lora, lora_files, lycoris

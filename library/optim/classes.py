@@ -108,7 +108,7 @@ def load_subclass(spec: OptimizerSpec, base: type) -> type:
     # The base class itself cannot step.
     if not isinstance(loaded_class, type) or not issubclass(loaded_class, base) or loaded_class is base:
         raise ConfigError(
-            "{module}.{name} is no subclass of {base}", module=spec.module, name=spec.name, base=base.__name__
+            "{module}.{name} is not a subclass of {base}", module=spec.module, name=spec.name, base=base.__name__
         )
     return loaded_class
 

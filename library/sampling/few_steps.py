@@ -10,7 +10,8 @@ from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import Sampling
 from library.config.sections.sampling import SAGE
-from library.config.values import split_strength, strength_problems
+from library.config.strengths import strength_problems
+from library.config.values import split_strength
 from library.families.facts import FewStepLora
 
 DEFAULT_SAMPLER = Sampling().sample_sampler

@@ -7,7 +7,20 @@ from library.adapter_files import fitting
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.families.shared.weights import header_entries
+from library.files import blocking_path
 from library.methods.applied_controls import is_control
+
+
+def unusable_folder(folder: Path) -> Iterator[Problem]:
+    if blocking := blocking_path(folder):
+        yield Problem("", "{folder} cannot be written to; choose another folder", folder=blocking)
+
+
+def missing_files(paths: Iterable[Path]) -> Iterator[Problem]:
+    """Yield each path once that is no file."""
+    for path in dict.fromkeys(paths):
+        if not path.is_file():
+            yield Problem("", "{path} does not exist", path=path)
 
 
 def unusable_files(config: RunConfig, paths: Iterable[Path]) -> Iterator[Problem]:
@@ -16,9 +29,8 @@ def unusable_files(config: RunConfig, paths: Iterable[Path]) -> Iterator[Problem
     Other formats than safetensors have no header and are only looked for.
     """
     for path in dict.fromkeys(paths):
-        if not path.is_file():
-            yield Problem("", "{path} does not exist", path=path)
-        elif path.suffix == ".safetensors":
+        yield from missing_files([path])
+        if path.is_file() and path.suffix == ".safetensors":
             try:
                 stored = header_entries(path)
             except ConfigError as e:

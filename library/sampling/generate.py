@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, PngImagePlugin
 
 from library import families
 from library.compiler.log import CompileLog
+from library.config.building import Reading
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Problem, Report
+from library.config.problems import ConfigError, Message, Problem, Report, collecting
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.distributed.world import World
@@ -21,7 +23,7 @@ from library.downloads import hub_files
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.families.shared.vae_memory import is_out_of_memory
-from library.files import blocking_path, write_atomic
+from library.files import write_atomic
 from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
@@ -31,7 +33,7 @@ from library.sampling import prompts as prompt_files
 from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import PictureEngine, pictures_left
 from library.sampling.feature_cache import FeatureCache, block_chain
-from library.sampling.file_checks import unusable_files
+from library.sampling.file_checks import missing_files, unusable_files, unusable_folder
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
@@ -237,10 +239,8 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     image; `word` is the prompt word of embeddings without one. Raises ConfigError for files that do not fit the model,
     or are replaced meanwhile.
     """
-    if blocking := blocking_path(folder):
-        raise ConfigError("{folder} cannot be written to; choose another folder", folder=blocking)
     files = [path for column in columns for path, _ in column.loras]
-    check_before(config, prompts, files)
+    raise_any([*unusable_folder(folder), *find_problems(config, prompts, files)])
     config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
     raise_any(unusable_files(config, few_steps.sample_lora(config)))
     model = open_sampling_model(config, files, report, word)
@@ -275,12 +275,34 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     return sheet
 
 
-def check_before(config: RunConfig, prompts: Sequence[Prompt], files: Iterable[Path] = ()) -> None:
-    """Raise ConfigError, a line each, for unreadable images of prompts, for adapter files that are missing, damaged or
-    of another family, and for a model that cannot be loaded with this config.
+def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    raise_any(find_problems(config, prompts))
+
+
+def find_problems(config: RunConfig, prompts: Sequence[Prompt], files: Iterable[Path] = ()) -> Iterator[Problem]:
+    """Yield unreadable images of prompts, adapter files that are missing, damaged or of another family, and why a model
+    cannot be loaded with this config.
     """
-    problems = [*families.family_for(config).problems(), *_unreadable(config, prompts)]
-    raise_any([*problems, *few_steps.setting_problems(config), *unusable_files(config, files)])
+    yield from families.family_for(config).problems()
+    yield from _unreadable(config, prompts)
+    yield from few_steps.setting_problems(config)
+    of_samples = (path for path in few_steps.sample_lora(config) if path.is_file())  # others may be downloaded
+    yield from unusable_files(config, (*files, *of_samples))
+
+
+def find_further_problems(
+    reading: Reading[Any] | None, prompts: Sequence[Prompt], files: Iterable[Path], folder: Path
+) -> Iterator[Problem]:
+    """Yield the problems beside those that were found in the words of a command; `reading` is None without a model."""
+    yield from unusable_folder(folder)
+    if reading is None:
+        yield from missing_files(files)
+        return
+    found: list[Problem] = []
+    # What a contradictory config causes elsewhere is found again once it is mended.
+    with collecting(found), contextlib.suppress(*[Exception] * bool(reading.problems)):
+        found += find_problems(reading.config, prompts, files)
+    yield from (problem for problem in found if reading.wrong.isdisjoint(problem.options))
 
 
 def raise_any(problems: Iterable[Problem]) -> None:

@@ -12,6 +12,7 @@ from library.config.building import understood
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, option_name
 from library.config.schema import options_of
+from library.config.strengths import MAX_STRENGTH
 from library.config.values import did_you_mean
 from library.sampling.prompts import Prompt
 
@@ -46,20 +47,26 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
     ConfigError for files that cannot be compared.
     """
     together = ", ".join(_titled(path, strength) for path, strength in loras) or "base model"
-    if len({path for path, _ in loras}) < len(loras):
-        raise ConfigError("A LoRA file is named twice: name each once")
-    for value in (*strengths, *(strength for _, strength in loras)):
-        if not math.isfinite(value) or abs(value) > 10:
-            raise ConfigError("Strengths are numbers from -10 to 10, not {value}", value=f"{value:g}")
-    if compare != "together" and not loras:
-        raise ConfigError("There is nothing to compare without a LoRA: choose a file")
+    if problems := [*_column_problems(compare, loras, strengths)]:
+        raise ConfigError(*problems)
     if compare == "files":
         return [Column(_titled(path, strength), ((path, strength),)) for path, strength in loras]
     if compare == "strengths":
-        if not strengths:
-            raise ConfigError("There are no strengths to compare: name some, such as 0, 0.5, 1")
         return [Column(f"× {by:g}", tuple((path, strength * by) for path, strength in loras)) for by in strengths]
     return [Column(together, tuple(loras))]
+
+
+def _column_problems(compare: str, loras: Weighted, strengths: Sequence[float]) -> Iterator[Problem]:
+    if len({path for path, _ in loras}) < len(loras):
+        yield Problem("", "A LoRA file is named twice: name each once")
+    for value in dict.fromkeys((*strengths, *(strength for _, strength in loras))):
+        if not math.isfinite(value) or abs(value) > MAX_STRENGTH:
+            template = "Strengths are numbers from -{most} to {most}, not {value}"
+            yield Problem("", template, most=MAX_STRENGTH, value=f"{value:g}")
+    if compare != "together" and not loras:
+        yield Problem("", "There is nothing to compare without a LoRA: choose a file")
+    if compare == "strengths" and not strengths:
+        yield Problem("", "There are no strengths to compare: name some, such as 0, 0.5, 1")
 
 
 def sampling_values(family: str, values: JsonMapping) -> JsonObject:

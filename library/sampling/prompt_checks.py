@@ -113,7 +113,7 @@ def _idle(
         if not why and option and option[0] == "control_image_path":
             max_shown, num_controls = use.most or int(use.inpaints), num_controls + 1
             why = (
-                Message("has no effect; this model is shown {most} of them at most", most=max_shown)
+                Message("is ignored: this model takes at most {most} of them", most=max_shown)
                 if num_controls > max_shown
                 else ""
             )
@@ -157,23 +157,26 @@ def _is_text(piece: str) -> bool:
 def _why_idle(written: str, option: tuple[str, Any] | None, use: ControlUse, shifts: bool) -> MessageLike:
     """Return why an option of a prompt does not do what it says; "" if it does."""
     if option and option[0] == GLUE:
-        return Message("is part of the text before it: an option begins with a blank and two dashes")
+        return Message("is read as part of the text before it: begin an option with a space and two dashes")
     if option:
         if written.startswith("--") and (cut := _cut(written, option[1])):
             return cut
         if option[0] == "sample_sampler" and option[1] not in SAMPLERS:
-            template = "is no known sampler, and {used} is used; known are {names}"
+            template = "is not a known sampler, so {used} is used; known are {names}"
             return Message(template, used=SAMPLERS[0], names=", ".join(SAMPLERS))
         effects = {"control_image_path": use.most or use.inpaints, "control_image_mask_path": use.inpaints}
         effects |= {"controlnet_image": use.guided, "flow_shift": shifts}
         works = effects.get(option[0], option[0] not in OTHER_MODELS)
-        return "" if works else Message("has no effect; it is for other models")
+        return "" if works else Message("is ignored: it is for other models")
     letter = written.removeprefix("--").partition(" ")[0].lower()
     if letter not in LETTERS:
-        return Message("has no effect; known are {names}", names=", ".join(f"--{letter}" for letter in LETTERS))
+        return Message(
+            "is ignored: there is no such option; known are {names}",
+            names=", ".join(f"--{letter}" for letter in LETTERS),
+        )
     name, pattern, _ = LETTERS[letter]
-    template = "has no effect; {name} is a number that is not negative, after a blank"
-    return Message("has no effect; {name} is text after a blank" if pattern is TEXT else template, name=name)
+    template = "is ignored: write a number of 0 or more after a space ({name})"
+    return Message("is ignored: write text after a space ({name})" if pattern is TEXT else template, name=name)
 
 
 def _cut(text: str, value: Any) -> MessageLike:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
-from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, problem_of, prompt_lines, read_prompts
+from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, problems_of, prompt_lines, read_prompts
 
 Row = Mapping[str, str]  # texts by field of Prompt; the rest of a line is in REST
 REST = "rest"
@@ -97,7 +97,7 @@ def _why_not(row: Row) -> MessageLike:
                 "fields for options"
             )
             return Message(template, name=name)
-    return problem_of(parse_line(prompt_line(row)))
+    return join_messages([*problems_of(parse_line(prompt_line(row)))], "; ")
 
 
 def _same_value(name: str, first: str, second: str) -> bool:

@@ -38,6 +38,9 @@ class Prompt:
     renorm_cfg: float | None = None
 
 
+Parsed = tuple[Prompt, list[MessageLike]]  # a prompt of a file, and what makes no sense in it
+
+
 def _limit_steps(digits: str) -> int:
     return min(MAX_STEPS, int(digits))  # as upstream; 0 is refused
 
@@ -81,6 +84,7 @@ NO_PROMPT = {
     ".toml": ": {name} holds no prompt; write each as a table, [[prompt.subset]]",
     ".json": ": {name} holds no prompt; write a list of texts or of objects",
 }
+NO_TEXT = "{where} has no prompt"
 SIDES = ("width", "height")
 SMALLEST_SIDE = 64  # pixels, which every sampler generates at least
 SAMPLERS = tuple(section_options(Sampling)["sample_sampler"].choices)
@@ -97,8 +101,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     parsed = list(readers.get(ending, lambda: _from_lines(text))())
     problems = [
         Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
-        for _, problem in parsed
-        if problem
+        for _, found in parsed
+        for problem in found
     ]
     if problems:
         raise ConfigError(*problems)
@@ -162,13 +166,13 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, written
 
 
-def _from_lines(text: str) -> Iterator[tuple[Prompt, MessageLike]]:
+def _from_lines(text: str) -> Iterator[Parsed]:
     for number, line in prompt_lines(text):
         prompt = parse_line(line)
         yield prompt, _placed(Message("line {number}", number=number), prompt)
 
 
-def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, MessageLike]]:
+def _from_toml(tables: JsonMapping) -> Iterator[Parsed]:
     common = tables.get("prompt", {})
     entries = common.pop("subset", []) if isinstance(common, dict) else []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -176,36 +180,40 @@ def _from_toml(tables: JsonMapping) -> Iterator[tuple[Prompt, MessageLike]]:
     for number, entry in enumerate(entries, start=1):
         if repeated := sorted(common.keys() & entry.keys()):
             template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
-            yield Prompt(""), Message(template, number=number, options=", ".join(repeated))
+            yield Prompt(""), [Message(template, number=number, options=", ".join(repeated))]
         else:
             yield _from_mapping({**common, **entry}, Message("subset {number}", number=number))
 
 
-def _from_json(entries: Any) -> Iterator[tuple[Prompt, MessageLike]]:
+def _from_json(entries: Any) -> Iterator[Parsed]:
     if not isinstance(entries, list):
         raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
             prompt, where = parse_line(entry), Message("entry {number}", number=number)
-            yield prompt, _placed(where, prompt) if entry.strip() else Message("{where} has no prompt", where=where)
+            yield prompt, _placed(where, prompt) if entry.strip() else [Message(NO_TEXT, where=where)]
         elif isinstance(entry, dict):
             yield _from_mapping(entry, Message("entry {number}", number=number))
         else:
-            yield Prompt(""), Message("entry {number} is neither a text nor an object", number=number)
+            yield Prompt(""), [Message("entry {number} is neither a text nor an object", number=number)]
 
 
-def _from_mapping(values: JsonMapping, where: MessageLike) -> tuple[Prompt, MessageLike]:
+def _from_mapping(values: JsonMapping, where: MessageLike) -> Parsed:
     fields = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
+    found: list[MessageLike] = []
     if unknown := sorted(values.keys() - FIELD_TYPES.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
-        return Prompt(""), Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES))
+        found.append(Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES)))
     if not str(fields.get("prompt", "")).strip():
-        return Prompt(""), Message("{where} has no prompt", where=where)
-    try:
-        prompt = Prompt(**{name: _number_of_field(name, value, FIELD_TYPES[name]) for name, value in fields.items()})
-    except ConfigError as e:
-        return Prompt(""), Message("{where}: {problem}", where=where, problem=e.said)
-    return prompt, _placed(where, prompt)
+        found.append(Message(NO_TEXT, where=where))
+    read: dict[str, Any] = {"prompt": ""}
+    for name, value in fields.items():
+        try:
+            read[name] = _number_of_field(name, value, FIELD_TYPES[name])
+        except ConfigError as e:
+            found.append(Message("{where}: {problem}", where=where, problem=e.said))
+    prompt = Prompt(**read)
+    return prompt, [*found, *_placed(where, prompt)]
 
 
 def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
@@ -225,33 +233,23 @@ def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) ->
         raise ConfigError(template, name=name, value=repr(value)) from None
 
 
-def _placed(where: MessageLike, prompt: Prompt) -> MessageLike:
-    why = problem_of(prompt)
-    return Message("{where}: {problem}", where=where, problem=why) if why else ""
+def _placed(where: MessageLike, prompt: Prompt) -> list[MessageLike]:
+    return [Message("{where}: {problem}", where=where, problem=why) for why in problems_of(prompt)]
 
 
-def problem_of(prompt: Prompt) -> MessageLike:
-    """Return what makes no sense in a prompt; "" if all does."""
-    if prompt.sample_steps is not None and not 1 <= prompt.sample_steps <= MAX_STEPS:
-        return Message("sample_steps {number} is not between 1 and {most}", number=prompt.sample_steps, most=MAX_STEPS)
-    for name in (*SIDES, "scale", "guidance_scale", "flow_shift"):
-        number, least = getattr(prompt, name), 1 if name in SIDES else 0
-        if number is not None and not least <= number < math.inf:
-            return Message(
-                "{name} {number} is not a number from {least} on; write another, or leave it out",
-                name=name,
-                number=number,
-                least=least,
-            )
-        if (number or 0) > (limit := MAX_IMAGE_SIDE if least else STRONGEST):
-            return Message(
-                "{name} {number} is more than {most}; write a smaller one", name=name, number=number, most=limit
-            )
+def problems_of(prompt: Prompt) -> Iterator[Message]:
+    """Yield what makes no sense in a prompt."""
+    limits = {"sample_steps": (1, MAX_STEPS), **dict.fromkeys(SIDES, (1, MAX_IMAGE_SIDE))}
+    limits |= dict.fromkeys(("scale", "guidance_scale", "flow_shift"), (0, STRONGEST))
+    for name, (least, most) in limits.items():
+        number = getattr(prompt, name)
+        if number is not None and not least <= number <= most:
+            template = "{name} must be from {least} to {most}, not {number}"
+            yield Message(template, name=name, least=least, most=most, number=number)
     if prompt.flow_shift == 0:
-        return Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
+        yield Message("flow_shift 0 leaves no noise to begin with; write 3, or leave it out")
     if prompt.seed is not None and not -(2**63) <= prompt.seed < 2**64:  # the seeds that PyTorch takes
-        return Message("seed {seed} is out of range; write one from 0 to 2^64 - 1", seed=prompt.seed)
-    return ""
+        yield Message("seed {seed} is out of range; write one from 0 to 2^64 - 1", seed=prompt.seed)
 
 
 def with_defaults(prompt: Prompt, defaults: JsonMapping, multiple: int) -> Prompt:

@@ -3,18 +3,19 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.building import build_config
+from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, MessageLike
+from library.config.problems import ConfigError, MessageLike, Problem, collecting
 from library.config.run_config import RunConfig
+from library.config.strengths import WEIGHT_FILES, is_number
 from library.families.recognition import recognise_file
 from library.jobs.work import join_work
 from library.runs import gpu_slots
@@ -28,17 +29,22 @@ if TYPE_CHECKING:
 
 EXIT_DONE = 0
 MODEL_OPTION = "pretrained_model_name_or_path"
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True)
+class SampleInputs:
+    """What a command asks to generate: a model, columns of files, and prompts."""
+
+    config: RunConfig
+    columns: list[plan.Column]
+    prompts: list[Prompt]
 
 
 def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     """Generate images and return the exit code 0. `script_of` returns the script of a TOML. Raises ConfigError."""
     arguments = build_sample_parser().parse_args(argv)
-    loras = [weighted(text) for text in arguments.lora]
-    strengths = parse_strengths(arguments.strengths)
-    columns = plan.plan_columns(arguments.compare, loras, strengths)
-    prompts = prompts_to_sample(arguments)
-    plan.check_image_count(len(columns), prompts)
-    config = config_to_sample(arguments.config, dict(parse_option(text) for text in arguments.set), script_of)
+    inputs = read_inputs(arguments, script_of)
     word = arguments.word or word_of(arguments.config)
     with join_work("sample") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
         os.environ.update(gpu_slots.device_environment(devices))
@@ -50,9 +56,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
             if not work.folder and not sheet.grid:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        for note in sampling_notes(arguments, config):
+        for note in sampling_notes(arguments, inputs.config):
             print(f"note: {note}", file=sys.stderr)
-        sheet = generate(config, columns, prompts, arguments.out, work.phase, store, word)
+        sheet = generate(inputs.config, inputs.columns, inputs.prompts, arguments.out, work.phase, store, word)
         print(sheet.grid)
     return EXIT_DONE
 
@@ -105,9 +111,47 @@ def build_sample_parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def read_inputs(arguments: argparse.Namespace, script_of: Callable[[Path], str]) -> SampleInputs:
+    """Return what is to be generated. Raises ConfigError with all problems, of the words and of what they name."""
+    problems: list[Problem] = []
+    loras = _parse_each(weighted, arguments.lora, problems)
+    options = dict(_parse_each(parse_option, arguments.set, problems))
+    columns, strengths, prompts = [], list(plan.STRENGTHS), list[Prompt]()
+    with collecting(problems):
+        strengths = parse_strengths(arguments.strengths)
+    if len(loras) == len(arguments.lora):
+        with collecting(problems):
+            columns = plan.plan_columns(arguments.compare, loras, strengths)
+    with collecting(problems):
+        prompts = prompts_to_sample(arguments)
+        plan.check_image_count(len(columns), prompts)
+    reading: Reading[RunConfig] | None = None
+    with collecting(problems):
+        reading = read_sample_config(arguments.config, options, script_of)
+        problems += reading.problems
+    if problems or reading is None:
+        # Loads torch, to name everything at once; otherwise `generate` looks for these problems.
+        find = families.load_object("library.sampling.generate:find_further_problems")
+        problems += find(reading, prompts, [path for path, _ in loras], arguments.out)
+        raise ConfigError(*problems)
+    return SampleInputs(reading.config, columns, prompts)
+
+
+def _parse_each(parse: Callable[[str], Parsed], texts: Iterable[str], problems: list[Problem]) -> list[Parsed]:
+    parsed = []
+    for text in texts:
+        with collecting(problems):
+            parsed.append(parse(text))
+    return parsed
+
+
 def weighted(text: str) -> tuple[Path, float]:
     """Split FILE=0.8 into file and strength, by default 1. A file name may contain "="."""
     path, separator, number = text.rpartition("=")
+    name, colon, strength = text.rpartition(":")
+    if colon and name.lower().endswith(WEIGHT_FILES):  # as sample_lora has it
+        right = f"{name}={strength if is_number(strength) else 0.8}"
+        raise ConfigError("{text}: the strength follows an equals sign here: write {right}", text=text, right=right)
     if not separator or Path(text).is_file():
         path, number = text, "1"
     try:
@@ -125,7 +169,7 @@ def parse_strengths(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError("strengths are numbers with commas between, such as 0, 0.5, 1") from None
+        raise ConfigError("strengths are numbers separated by commas, such as 0, 0.5, 1") from None
 
 
 def parse_option(text: str) -> tuple[str, str]:
@@ -137,14 +181,18 @@ def parse_option(text: str) -> tuple[str, str]:
 
 
 def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
-    """Return the prompts of the file and of the command line."""
-    prompts = [*(prompt_files.read_prompts(arguments.prompts) if arguments.prompts else ())]
+    """Return the prompts of the file and of the command line. Raises ConfigError with everything wrong in them."""
+    prompts, problems = list[Prompt](), list[Problem]()
+    if arguments.prompts:
+        with collecting(problems):
+            prompts += prompt_files.read_prompts(arguments.prompts)
     prompts += [prompt_files.parse_line(line) for line in arguments.prompt if line.strip()]
     if arguments.seed is not None:
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
-    for prompt in prompts:
-        if why := prompt_files.problem_of(prompt):
-            raise ConfigError("prompt: {why}", why=why)
+    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.problems_of(prompt)):
+        problems.append(Problem("", "prompt: {why}", why=why))
+    if problems:
+        raise ConfigError(*problems)
     return prompts
 
 
@@ -158,9 +206,17 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
 
 
 def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
-    """Return the config to sample with: from a TOML its model and memory options, from a model's file that model alone.
+    """Return the config of `read_sample_config`. Raises ConfigError with all its problems."""
+    reading = read_sample_config(path, options, script_of)
+    if reading.problems:
+        raise ConfigError(*reading.problems)
+    return reading.config
 
-    `script_of` returns the script of a TOML.
+
+def read_sample_config(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> Reading[RunConfig]:
+    """Read the config to sample with: from a TOML its model and memory options, from a model's file that model alone.
+
+    `script_of` returns the script of a TOML. Raises ConfigError for a file that is neither.
     """
     if path.suffix.lower() == ".toml":
         values = read_toml(path)
@@ -170,10 +226,6 @@ def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path
         if not recognised.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
         family, values = recognised.family, {MODEL_OPTION: str(path), **recognised.options}
-    if problems := [*plan.option_problems(family, options)]:
-        raise ConfigError(*problems)
-    return build_config(
-        families.config_class(families.lora_script(family)),
-        plan.sampling_values(family, {**values, **options}),
-        notes=[],
-    )
+    of_samples = plan.sampling_values(family, {**values, **options})
+    reading = read_layers(families.config_class(families.lora_script(family)), [Layer(of_samples)])
+    return replace(reading, problems=[*plan.option_problems(family, options), *reading.problems])

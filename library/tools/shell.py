@@ -11,6 +11,7 @@ from typing import Any
 
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, counted
+from library.config.strengths import WEIGHT_FILES, is_number
 from library.jobs.work import join_work, progress_line
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
@@ -280,6 +281,10 @@ def _metadata(parser: argparse.ArgumentParser) -> None:
 def _weighted(text: str) -> tuple[str, float]:
     """Split "a.safetensors=0.8"; a name may contain "=". Raises ConfigError for a weight that is no number."""
     name, separator, weight = text.rpartition("=")
+    before, _, after = text.rpartition(":")
+    if before.lower().endswith(WEIGHT_FILES) and is_number(after):  # as sample_lora has it
+        right = f"{before}={after}"
+        raise ConfigError("{text}: the strength follows an equals sign here: write {right}", text=text, right=right)
     if not separator or Path(text).exists():
         return text, 1.0
     try:

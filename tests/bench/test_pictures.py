@@ -6,8 +6,9 @@ import torch
 from library import families
 from library.bench import measure, pictures, report, subjects
 from library.bench.shell import build_bench_parser, check_bench_options
+from library.bench.ways import choose_ways
 from library.config.problems import ConfigError
-from library.measuring import timing
+from library.measuring import candidates, timing
 
 QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=1.0)
 
@@ -40,6 +41,53 @@ def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
         if row["part"].startswith("picture"):
             assert row["first_s"] > 0 and (row["candidate"] == "eager" or 0 <= row["distance"] < 0.01)
     assert measure.measurement_title({"part": report.SAMPLE, "candidate": "eager", "resolution": 64})
+
+
+# --part, --candidate -> settings of steps, and ways to generate.
+CHOSEN = {
+    ("sample", "compiled"): ([], ["compiled"]),
+    ("sample", "attention math,eager,eager"): ([], ["attention math", "eager"]),
+    ("sample,step", "eager,compiled+cached"): (["eager"], ["eager", "compiled+cached"]),
+    ("sample,blocks", "checkpointing,compiled+cached"): (["checkpointing"], ["compiled+cached"]),
+    ("sample", "all"): (None, ["eager", "compiled", "compiled+cached", "attention math"]),
+    ("sample", ""): (None, ["eager", "compiled", "compiled+cached", "attention math"]),
+}
+WAYS = ["eager", "compiled", "compiled+cached", "attention math"]
+REFUSED = {
+    ("sample", "compild,checkpointing"): (
+        "--candidate compild is no way to generate pictures (did you mean compiled?); choose from eager",
+        "--candidate checkpointing is no way to generate pictures",
+    ),
+    ("sample", "recorded"): ("--candidate recorded needs a GPU",),
+    ("sample,step", "attention math"): ("--candidate attention math has none for --part step; add one of eager",),
+    ("sample,step", "checkpointing"): ("--candidate checkpointing has none for --part sample; add one of eager",),
+    ("sample,step", "nothing,fp8"): ("--candidate nothing is no candidate", "--candidate fp8 needs a GPU"),
+}
+
+
+def chosen(part, names):
+    def choose(some):
+        return candidates.choose_candidates(some, False, "cpu", {o for c in candidates.ALL for o in c.options})
+
+    return choose_ways([name for name in names.split(",") if name], choose, WAYS, part != "sample")
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids="; ".join)
+def test_only_the_named_ways_to_generate_are_timed(case):
+    expected, ways = CHOSEN[case]
+    settings, found = chosen(*case)
+    assert found == ways and (expected is None or [candidate.name for candidate in settings] == expected)
+    subject = subjects.FamilySubject(families.lora_script("flux"), {}, "tiny")
+    run = measure.BenchRun(subject, torch.device("cpu"), [], (report.SAMPLE,), (64,), QUICK, ways=found)
+    assert [start["candidate"] for start, _ in run._todo() if start["part"] == report.SAMPLE] == ways
+
+
+@pytest.mark.parametrize("case", REFUSED, ids="; ".join)
+def test_names_that_a_part_does_not_have_are_refused_at_once(case):
+    with pytest.raises(ConfigError) as caught:
+        chosen(*case)
+    assert all(words in str(caught.value) for words in REFUSED[case])
+    assert len(caught.value.problems) == len(REFUSED[case])
 
 
 def test_other_transformers_have_no_pictures(tmp_path):

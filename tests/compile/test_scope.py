@@ -59,7 +59,7 @@ def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(model_of, va
         ({"compile_scope": "model", "compile_blocks": "double:all"}, "compile_blocks has nothing to choose"),
         ({**INNER, "checkpoint_keep_attention": True}, "checkpoint_keep_attention"),
         ({"compile_blocks": " ,"}, "names no blocks; write double:all, or nothing"),
-        ({"compile_blocks": "single"}, "single is no range of blocks; write single:all or single:0-9"),
+        ({"compile_blocks": "single"}, "single is not a range of blocks; write single:all or single:0-9"),
         ({"compile_blocks": "double:0-9="}, "double:0-9=aot_eager"),
         ({"compile_blocks": "double:all=cudagraphs", "blocks_to_swap": 2}, "cudagraphs .*blocks_to_swap"),
     ],

@@ -45,7 +45,7 @@ CARDS: dict[str, tuple[tuple[int, int], bool, dict[str, Any], str, str]] = {
         False,
         {"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16"},
         "fp8_compute",
-        "cannot multiply in 8 bits, only keep them",
+        "can store weights in 8 bits, but not multiply them",
     ),
     "no Triton": ((8, 6), False, {"compile": True}, "compile", "Triton was not found; install it"),
     "older than Ampere": ((7, 5), True, {"mixed_precision": "bf16"}, "mixed_precision", "this GPU emulates it"),

@@ -112,7 +112,9 @@ def test_a_limit_below_the_graphs_of_a_block_is_told_in_the_check(demo, shapes, 
             [text for text in texts if str(text).startswith("compile_cache_size_limit = ")] for texts in check_findings
         ]
 
-    too_few = f"compile_cache_size_limit = {needed - 1}: blocks need {needed} graphs for the sizes of this data set, "
+    too_few = (
+        f"compile_cache_size_limit = {needed - 1}: blocks need {needed} graphs for the image sizes of this data set, "
+    )
     (stops, (remark,)), ((stop,), remarks) = told(needed - 1, whole=False), told(needed - 1, whole=True)
     assert not stops and not remarks and remark == stop and str(stop).startswith(too_few)
     assert told(needed, whole=True) == told(1, whole=True, dynamic="auto") == [[], []]

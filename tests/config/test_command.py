@@ -53,7 +53,7 @@ def test_all_mistakes_at_once():
         "gpus is not a known key (did you mean gpu_ids?)",
         "main_process_port must be a whole number, got 'x'",
     ]
-    with pytest.raises(ConfigError, match="cpu goes with one process only"):
+    with pytest.raises(ConfigError, match="cpu works with one process only"):
         training_command("r", "sdxl_train", cpu=True, num_processes=2)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from library import families
 from library.config import dataset
-from library.config.building import build_config
+from library.config.building import Layer, build_config, read_layers
 from library.config.problems import ConfigError
 
 FILE = r"""
@@ -127,12 +127,12 @@ resolution = "big"
   caption_dropout_rate = 2
 """
     assert problems(tmp_path, text) == [
-        "in data.toml: foo is not known at the top; there are [general] and [[datasets]]",
-        "in data.toml [general]: image_dir belongs into [[datasets.subsets]]",
+        "in data.toml: foo is not known at the top level, which has only [general] and [[datasets]]",
+        "in data.toml [general]: image_dir belongs in [[datasets.subsets]]",
         "in data.toml [general]: shufle_caption is not a known key (did you mean shuffle_caption?)",
         "in data.toml dataset 1: resolution must be one size in pixels or width,height (1024 or 1024,768), or several "
         "sizes with ; between them (512;1024), got 'big'",
-        "in data.toml dataset 1 subset 1: batch_size belongs into [[datasets]] or [general]",
+        "in data.toml dataset 1 subset 1: batch_size belongs in [[datasets]] or [general]",
         "in data.toml dataset 1 subset 1: image_dirr is not a known key (did you mean image_dir?)",
         "in data.toml dataset 1 subset 1: caption_dropout_rate must be at least 0.0 and at most 1.0, got 2.0",
     ]
@@ -151,7 +151,7 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         (
             SUBSET + "[[datasets.subsets]]\nmetadata_file = 'm.json'\n",
             {},
-            "either all subsets have a metadata_file or none: make two [[datasets]] of them",
+            "either all subsets have a metadata_file or none has: split them into two [[datasets]]",
         ),
         (SUBSET + "conditioning_data_dir = 'm'\n", {}, "conditioning_data_dir needs masked_loss in the run's options"),
         (
@@ -173,7 +173,7 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
         (
             SUBSET.replace("64\n", "512\nenable_bucket = true\nmax_bucket_reso = 256\n"),
             {},
-            "resolution must not be above max_bucket_reso (256): raise the latter",
+            "resolution must not be above max_bucket_reso (256): raise max_bucket_reso",
         ),
         (SUBSET + "prior_loss_weight = 0.5\n", {}, "prior_loss_weight is not a known key"),
         (SUBSET.replace("subsets", "subset"), {}, "dataset 1: subset is not a known key (did you mean subsets?)"),
@@ -194,6 +194,54 @@ def test_masks_belong_to_masked_loss(tmp_path):
     path = written(tmp_path, SUBSET + "conditioning_data_dir = 'm'\n")
     (sub,) = dataset.load_datasets(config(dataset_config=path, masked_loss=True))
     assert sub.subsets[0].kind == "masked"
+
+
+TO_REFERENCES = "is for masks: name the folder of reference images in control_directory, or set masked_loss"
+REMOVED = "was removed: name the folder of reference images in control_directory, and that of masks in a subset of the"
+NO_MASKS = "needs masked_loss in the run's options"
+# Script and model -> of each option, words about it in a data set's file, and of the run.
+PAIRED = {
+    ("flux_train_network", "model_type=kontext"): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("flux_train", "model_type=kontext"): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("qwen_image_train_network", "model_version=edit"): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("qwen_image_train", "model_version=edit-2511"): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("qwen_image_21_train_network", ""): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("flux_2_train_network", ""): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("flux_3_train_network", ""): {"conditioning_data_dir": (TO_REFERENCES, REMOVED)},
+    ("sdxl_train_network", ""): {
+        "conditioning_data_dir": (NO_MASKS, "was removed: name the mask folder in a subset of the dataset_config"),
+        "control_directory": ("is for models with reference images", "is an option of flux_train_network"),
+    },
+    ("sdxl_train_control_net_lllite", ""): {
+        "control_directory": (
+            "is for reference images: name the folder of control images in conditioning_data_dir",
+            "cannot be used here: name the folder of control images in conditioning_data_dir",
+        )
+    },
+    ("flux_train_network", "model_type=fill"): {
+        "control_directory": (
+            "is for reference images: name the folder of masks in conditioning_data_dir",
+            "FLUX.1 Fill takes masks, which a subset of a dataset_config names in conditioning_data_dir",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PAIRED, ids=" ".join)
+def test_a_folder_in_the_wrong_option_is_answered_with_the_right_one(tmp_path, kind):
+    script, model = kind
+    values = dict([model.split("=")]) if model else {}
+    for option, (in_file, in_run) in PAIRED[kind].items():
+        path = written(tmp_path, SUBSET + f"{option} = 'm'\n")
+        cls = families.config_class(script)
+        reading = read_layers(cls, [Layer({**values, "dataset_config": path})])
+        _, found = dataset.drafted(reading.config)
+        assert [in_file in str(one) for one in found if one.option == option] == [True]
+        assert {one.option for one in found} <= {option}
+        (problem,) = (
+            one for one in read_layers(cls, [Layer({**values, option: "m"})]).problems if one.option == option
+        )
+        assert in_run in str(problem)
 
 
 @pytest.mark.parametrize(

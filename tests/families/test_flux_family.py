@@ -45,6 +45,8 @@ def test_a_lora_of_schnell_is_proposed_its_assistant_unless_the_file_is_undistil
     other = tmp_path / "OpenFLUX.1.safetensors"
     other.symlink_to(schnell["flux"])
     assert not [*family({**schnell, "flux": other}).notes()]
+    (note,) = family({**schnell, "flux": other}, assistant_lora="a.safetensors").notes()
+    assert "for distilled models, and OpenFLUX.1.safetensors is not one" in str(note)
 
 
 def test_adapter_names_and_sizes_are_the_reference_at_full_size(dev):

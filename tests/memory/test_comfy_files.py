@@ -136,6 +136,7 @@ def as_format(**format):
     return torch.tensor([*json.dumps(format).encode()], dtype=torch.uint8)
 
 
+SIDEWAYS = "one of each column"
 # kind -> changes of a layer's tensors, by the end of their names -> words of the sentence
 UNREADABLE = {
     "int8": (
@@ -143,7 +144,11 @@ UNREADABLE = {
         ({"weight_scale": torch.ones(3)}, "do not fit its"),
         ({"weight_scale": torch.ones(7, 5)}, "do not fit its"),
         ({"weight_scale": torch.zeros(0)}, "do not fit its"),
+        ({"weight_scale": SIDEWAYS}, "do not fit its"),
         ({"weight_scale": torch.tensor(float("nan"))}, "is NaN or infinite"),
+        ({"weight_scale": torch.tensor(0.0)}, "is 0, and its weight is not"),
+        ({"weight_scale": torch.tensor(-0.0, dtype=torch.float16)}, "is 0, and its weight is not"),
+        ({"weight_scale": torch.ones((), dtype=torch.float64)}, "scales are in F64"),
         ({"comfy_quant": as_format(format="int8_blockwise")}, "int8_blockwise"),
         ({"comfy_quant": as_format(format=None)}, "a damaged comfy_quant"),
         ({"comfy_quant": torch.tensor([*b"{broken"], dtype=torch.uint8)}, "a damaged comfy_quant"),
@@ -155,7 +160,12 @@ UNREADABLE = {
         ({"weight_scale": None, "comfy_quant": None, "input_scale": torch.ones(())}, "in fp8 without their scales"),
         ({"weight_scale": torch.ones(3)}, "do not fit its"),
         ({"weight_scale": torch.tensor(float("inf"), dtype=torch.bfloat16)}, "is NaN or infinite"),
+        ({"weight_scale": SIDEWAYS}, "do not fit its"),
         ({"weight_scale": torch.tensor(float("nan"), dtype=torch.float16)}, "is NaN or infinite"),
+        ({"weight_scale": torch.tensor(0.0)}, "is 0, and its weight is not"),
+        ({"weight_scale": torch.ones((), dtype=torch.float64)}, "scales are in F64"),
+        ({"weight_scale": torch.ones(4, 2).to(torch.float8_e8m0fnu)}, "stored as mxfp8"),
+        ({"weight_scale": torch.ones(4, 2, dtype=torch.uint8)}, "stored as mxfp8"),
     ),
 }
 
@@ -202,7 +212,7 @@ def test_the_check_says_where_numbers_in_8_bits_are_rounded_again(demo, beside, 
         assert [(remark.option, remark.fix or {}) for remark in remarks] == [(option, fix)] * bool(option)
     config = training.config_of(demo, "flux_train", pretrained_model_name_or_path=path)
     (remark,) = meta_model.find_second_rounding(config)
-    assert f"in {kind}, which are rounded already" in str(remark)
+    assert f"in {kind}, which are already rounded" in str(remark)
     assert not [*meta_model.find_second_rounding(training.config_of(demo, "flux_train"))]
 
 
@@ -219,6 +229,25 @@ def test_only_the_image_model_counts_as_rounded(tmp_path):
     assert [meta_model._eight_bits_of(tmp_path / name) for name in ("model", "one.safetensors")] == ["fp8", "fp8"]
 
 
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_scale_of_0_is_right_where_the_weight_is_0(demo, beside, kind):
+    source, path = beside(FLUX)
+    stored, _ = write_scaled(source, path, kind)
+    layer = next(name for name in stored if name.endswith(".weight_scale")).removesuffix(".weight_scale")
+    weight = stored[f"{layer}.weight"].view(torch.int8).clone()
+    scales = torch.ones(len(weight), 1)
+    weight[:2], scales[:2] = 0, 0.0
+    problems = []
+    for count in (2, 3):  # the third row has numbers
+        scales[:count] = 0.0
+        weight[2] = 1
+        changed = {f"{layer}.weight": weight.view(stored[f"{layer}.weight"].dtype), f"{layer}.weight_scale": scales}
+        save_file(stored | changed, path)
+        config = training.config_of(demo, FLUX, pretrained_model_name_or_path=path)
+        problems.append([str(problem) for problem in families.family_for(config).problems()])
+    assert problems[0] == [] and "is 0, and its weight is not" in problems[1][0]
+
+
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("script", training.LORAS)
 def test_a_file_with_damaged_scales_or_in_another_format_gets_one_sentence(demo, beside, script, kind):
@@ -227,8 +256,11 @@ def test_a_file_with_damaged_scales_or_in_another_format_gets_one_sentence(demo,
     layer = next(name for name in stored if name.endswith(".weight_scale")).removesuffix(".weight_scale")
     few = script not in training.LORA_OF_EACH_KIND
     for changes, words in UNREADABLE[kind][: 2 if few else None]:
+        if changes.get("weight_scale") is SIDEWAYS:  # of a square matrix they are as many as its rows
+            changes = {"weight_scale": torch.ones(1, len(stored[f"{layer}.weight"]))}
         changed = stored | {f"{layer}.{ending}": tensor for ending, tensor in changes.items()}
         save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path)
         config = training.config_of(demo, script, pretrained_model_name_or_path=path)
         (problem,) = families.family_for(config).problems()
-        assert words in str(problem) and ("comfy_quant" in changes or layer in str(problem))
+        of_file = "comfy_quant" in changes or words in ("scales are in F64", "stored as mxfp8")
+        assert words in str(problem) and (of_file or layer in str(problem))

@@ -117,7 +117,7 @@ def test_what_cannot_be_offloaded_is_refused_in_a_sentence(demo):
     full = SCRIPTS[0].removesuffix("_network")
     with pytest.raises(ConfigError, match="offload_modulation is for adapters, as a fine-tune trains these layers"):
         training.config_of(demo, full, offload_modulation=True)
-    with pytest.raises(ConfigError, match="needs weights that stay where they are, and offload_modulation moves them"):
+    with pytest.raises(ConfigError, match="needs weights at fixed addresses, and offload_modulation moves them"):
         training.config_of(demo, SCRIPTS[0], offload_modulation=True, cuda_graphs="true")
     with pytest.raises(ConfigError, match="compile_scope = model cannot be used with offload_modulation"):
         training.config_of(demo, SCRIPTS[0], offload_modulation=True, compile=True, compile_scope="model")

@@ -73,7 +73,7 @@ def in_fp8(demo, script, folder):
 
 def remarks_on_rounding(demo, script, **values):
     remarks = preflight.findings(training.config_of(demo, script, **values))[1]
-    return [remark for remark in remarks if "has nothing to round" in str(remark)]
+    return [remark for remark in remarks if "rounds nothing" in str(remark)]
 
 
 @pytest.mark.parametrize("script", LORAS)
@@ -97,7 +97,7 @@ def test_a_file_in_8_bits_is_taken_unchanged(demo, squares, tmp_path, script):
 def test_the_check_says_that_fp8_base_rounds_nothing_in_an_fp8_file(demo, tmp_path, script):
     file = {"pretrained_model_name_or_path": in_fp8(demo, script, tmp_path)}
     (remark,) = remarks_on_rounding(demo, script, **file, **FP8)
-    assert str(remark).startswith("fp8_base has nothing to round in the image model")
+    assert str(remark).startswith("fp8_base rounds nothing: the file of the image model")
     assert not remark.fix  # without the option the matrices would take twice the memory
     (remark,) = remarks_on_rounding(demo, script, **file, **BF16, fp8_base_unet=True)
     assert remark.option == "fp8_base_unet"
@@ -121,7 +121,7 @@ def test_a_training_logs_that_fp8_base_rounds_nothing(demo, squares, tmp_path, c
     values = {"pretrained_model_name_or_path": path, "train_data_dir": squares, "max_train_steps": 1}
     config = training.config_of(demo, "flux_train_network", **values, **FP8, output_dir=tmp_path / "out")
     training.train(config)
-    assert "fp8_base has nothing to round in the image model" in capsys.readouterr().out
+    assert "fp8_base rounds nothing: the file of the image model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("script", LORAS)

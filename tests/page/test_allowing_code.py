@@ -19,13 +19,13 @@ NAMES = {
 }
 WRONG = {
     "optimizer_type": {
-        "page_code.classes.Other": "page_code.classes.Other is no subclass of Optimizer",
-        "page_code.classes.Schedule": "page_code.classes.Schedule is no subclass of Optimizer",
+        "page_code.classes.Other": "page_code.classes.Other is not a subclass of Optimizer",
+        "page_code.classes.Schedule": "page_code.classes.Schedule is not a subclass of Optimizer",
         "page_code.classes.Own2": "page_code.classes has no Own2",
         "page_code.gone.Own": "there is no module page_code.gone",
-        "subprocess.Popen": "subprocess belongs to Python itself",
+        "subprocess.Popen": "subprocess is part of Python itself",
     },
-    "lr_scheduler_type": {"page_code.classes.Own": "page_code.classes.Own is no subclass of LRScheduler"},
+    "lr_scheduler_type": {"page_code.classes.Own": "page_code.classes.Own is not a subclass of LRScheduler"},
     "network_module": {"page_code.classes": "page_code.classes has no create_network"},
 }
 

@@ -49,7 +49,7 @@ def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, 
         (' "http://x.org/a.toml" ', "http://x.org/a.toml is a web address"),
         ("https:/x.org/a.toml", "is a web address"),  # as Path normalises it
         ("s3://bucket/a.toml", "is a web address"),
-        ("file:///home/me/a.toml", "write the path alone: /home/me/a.toml"),
+        ("file:///home/me/a.toml", "write only the path: /home/me/a.toml"),
         ("https://huggingface.co/org/model", "is a web address, not a path"),  # a folder of images cannot be a hub id
     ],
 )

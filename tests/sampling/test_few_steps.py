@@ -8,14 +8,17 @@ import torch
 from PIL import Image
 
 from library import families
-from library.config.building import build_config
+from library.config.building import Layer, build_config, read_layers
 from library.config.problems import ConfigError
 from library.config.values import split_strength
+from library.families import config_class
 from library.families.sdxl.facts import SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS
 from library.objectives import diffusion
 from library.sampling import few_steps, generate, plan
+from library.sampling import shell as sample_shell
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt, with_defaults
+from library.tools import shell as tools_shell
 from tests.sampling.test_sampling import adapter_names, given, lora_file, quiet  # noqa: F401
 from tests.training import shallow  # noqa: F401
 
@@ -169,6 +172,11 @@ def test_a_strength_follows_the_file_after_a_colon(text, file, strength):
         ({"sample_sigmas": [0.5, 1.0]}, "sample_sigmas must fall and stay above 0"),
         ({"sample_sigmas": [1.0, 0.0]}, "sample_sigmas must fall and stay above 0"),
         ({"sample_sigmas": [2.0, 1.0]}, "sample_sigmas must be at most 1, which is pure noise for this model, got 2"),
+        ({"sample_sigmas": [0.5, 2.0]}, "sample_sigmas must be at most 1, which is pure noise for this model, got 2"),
+        ({"sample_sigmas": "1, nan"}, "sample_sigmas must be a number, or several, got 'nan'"),
+        ({"sample_batch_size": 0}, "sample_batch_size must be auto or a number from 1 to 64, got 0"),
+        ({"sample_batch_size": -2}, "sample_batch_size must be auto or a number from 1 to 64, got -2"),
+        ({"sample_batch_size": 65}, "sample_batch_size must be auto or a number from 1 to 64, got 65"),
         ({"sample_steps": 1001}, "sample_steps must be at most 1,000"),
         ({"sample_shift": -1}, "sample_shift must be above 0"),
         ({"sample_lora": "a.safetensors:11"}, "sample_lora has the strength 11; strengths are numbers from -10 to 10"),
@@ -194,3 +202,40 @@ def test_a_missing_file_is_named_before_anything_is_loaded(given, script, tmp_pa
 def test_the_tab_and_the_shell_take_them_from_a_training(script):
     values = {"sample_lora": "a.safetensors", "sample_steps": 4, "sample_sigmas": (1.0,), "sample_scale": 1.0}
     assert plan.sampling_values(families.config_class(script).family, values) == values
+
+
+# Another spelling of a file and its strength -> words of the sentence, and what its fix writes.
+SPELLINGS = {
+    "a.safetensors=0.8": ("takes the strength after a colon: write a.safetensors:0.8", "a.safetensors:0.8"),
+    "owner/name/a.safetensors=1": ("after a colon: write owner/name/a.safetensors:1", "owner/name/a.safetensors:1"),
+    "a.ckpt=strong": ("takes the strength after a colon: write a.ckpt:0.8", "a.ckpt:0.8"),
+    "a.safetensors:": ("has the strength '', which is not a number; write a.safetensors:0.8", None),
+    ":0.8": ("names no file, only a strength; write FILE:0.8", None),
+    "=0.8": ("names no file, only a strength; write FILE:0.8", None),
+    "0.8": ("names no file, only a strength; write FILE:0.8", None),
+}
+
+
+@pytest.mark.parametrize("option", ["sample_lora", "assistant_lora"])
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_another_spelling_of_a_strength_is_answered_with_the_right_one(option, text):
+    says, right = SPELLINGS[text]
+    (problem,) = read_layers(config_class("flux_train_network"), [Layer({option: text})]).problems
+    assert problem.option == option and says in str(problem)
+    assert problem.fix == ({option: right} if right else {})
+    if right:
+        assert not read_layers(config_class("flux_train_network"), [Layer({option: right})]).problems
+
+
+@pytest.mark.parametrize("written", ["a.safetensors:0.8", "my cat.ckpt:1"])
+def test_the_commands_answer_the_spelling_of_options_with_their_own(written):
+    for parse in (sample_shell.weighted, tools_shell._weighted):
+        with pytest.raises(ConfigError, match="follows an equals sign here: write " + written.replace(":", "=")):
+            parse(written)
+
+
+def test_one_noise_level_is_remarked_on_without_a_lora_for_one_step():
+    for lora, count in ((None, 1), ("a.safetensors", 0)):
+        options = {"sample_sigmas": [1.0], "sample_lora": lora}
+        notes = read_layers(config_class("flux_train_network"), [Layer(options)]).notes
+        assert len([note for note in notes if "has a single noise level" in str(note)]) == count

@@ -38,9 +38,9 @@ MISUSES = [
     *((words, "is not a safetensors file") for words in lora_words("text.safetensors")),
     *((words, "gone.safetensors does not exist") for words in lora_words("gone.safetensors")),
     (["--lora", "{model}"], "not a LoRA file; choose a LoRA file"),
-    (["--set", "sample_lora={files}/sdxl.safetensors:nan"], "has the strength 'nan', which is no number"),
-    (["--set", "sample_lora=owner/name/a.safetensors:strong"], "has the strength 'strong', which is no number"),
-    (["--set", "sample_lora={files}/sdxl.safetensors:"], "has the strength '', which is no number"),
+    (["--set", "sample_lora={files}/sdxl.safetensors:nan"], "has the strength 'nan', which is not a number"),
+    (["--set", "sample_lora=owner/name/a.safetensors:strong"], "has the strength 'strong', which is not a number"),
+    (["--set", "sample_lora={files}/sdxl.safetensors:"], "has the strength '', which is not a number"),
     (["--set", "sample_cahce=auto"], "sample_cahce is not an option (did you mean sample_cache?)"),
     (["--set", "sample_every_n_steps=3"], "sample_every_n_steps has no effect on images"),
     (["--set", "=3"], "write OPTION=VALUE"),
@@ -87,3 +87,38 @@ def test_a_folder_for_compiled_code_that_cannot_be_used_is_named(given, shallow,
     words = ["--prompt", LINE, "--out", str(tmp_path), "--cpu", *(word for one in options for word in ("--set", one))]
     assert main(["sample", str(shallow.configs[SCRIPT]), *words]) == 0
     assert "compile_cache_dir: " in caplog.text and "compiled code is kept in" in caplog.text
+
+
+TOGETHER = {
+    "of the words": (
+        ["--lora", "a.safetensors=strong", "--strengths", "much", "--set", "sample_cache=fast", "--set", "oops"],
+        ["--set", "sample_stepz=3", "--seed", str(2**64), "--prompt", "a --w 0 --fs 0"],
+    ),
+    "of what they name": (
+        ["--lora", "{files}/gone.safetensors", "--lora", "{files}/half.safetensors", "--set", "sample_scale=much"],
+        ["--prompts", "{files}/gone.txt", "--out", "{files}/empty.safetensors/images"],
+    ),
+    "without a model": (
+        ["--lora", "{files}/gone.safetensors", "--strengths", "much", "--out", "{files}/empty.safetensors/images"],
+        ["--set", "oops"],
+    ),
+}
+NAMED = {
+    "of the words": ("a.safetensors=strong: the strength", "strengths are numbers separated by", "sample_cache must be")
+    + ("oops: write OPTION=VALUE", "sample_stepz is not an option", "seed 184", "width must be from 1", "flow_shift 0"),
+    "of what they name": ("gone.safetensors does not exist", "was cut short", "sample_scale must be a number")
+    + ("gone.txt", "cannot be written to"),
+    "without a model": ("gone.safetensors does not exist", "separated by commas", "model.safetensors", "OPTION=VALUE")
+    + ("cannot be written to",),
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_all_mistakes_of_a_command_are_named_at_once(given, shallow, files, tmp_path, capsys, kind):  # noqa: F811
+    given(SCRIPT)
+    model = tmp_path / "model.safetensors" if kind == "without a model" else shallow.configs[SCRIPT]
+    words = [word.format(files=files) for part in TOGETHER[kind] for word in part]
+    assert main(["sample", str(model), "--prompt", LINE, "--out", str(tmp_path), "--cpu", *words]) == 1
+    said = capsys.readouterr().err
+    assert not [part for part in NAMED[kind] if part not in said] and "Traceback" not in said, said
+    assert len(said.strip().splitlines()) == len(NAMED[kind]), said

@@ -89,7 +89,7 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
         assert not optimizer_problems(option, f"own_package.classes.{name}")
     for option, name in (("optimizer_type", "Schedule"), ("lr_scheduler_type", "Own"), ("optimizer_type", "Other")):
         (said,) = optimizer_problems(option, f"own_package.classes.{name}")
-        assert "is no subclass of" in said
+        assert "is not a subclass of" in said
     assert any(
         "is a function" in problem for problem in optimizer_problems("optimizer_type", "own_package.classes.function")
     )
@@ -102,7 +102,7 @@ def test_a_check_imports_nothing_that_is_not_listed_and_a_training_only_what_fit
         config(optimizer_type="own_package.classes.Own", lr_scheduler_type="own_package.classes.Schedule")
     )
     assert package.exists()
-    with pytest.raises(ConfigError, match="Made is no subclass of Optimizer"):
+    with pytest.raises(ConfigError, match="Made is not a subclass of Optimizer"):
         preflight.load_named_code(config(optimizer_type="own_package.classes.Made"))
     with pytest.raises(ConfigError, match="has no create_network"):
         preflight.load_named_code(config(network_module="own_package.classes"))

@@ -136,9 +136,12 @@ HIGH = [
     ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above"),
     (
         {"network_weights": "HERE/chroma.safetensors"},
-        "was trained for chroma (ss_base_model_version), and this is flux1",
+        "was trained for chroma (ss_base_model_version), and this model is flux1",
     ),
-    ({"base_weights": "HERE/chroma.safetensors"}, "was trained for chroma (ss_base_model_version), and this is flux1"),
+    (
+        {"base_weights": "HERE/chroma.safetensors"},
+        "was trained for chroma (ss_base_model_version), and this model is flux1",
+    ),
 ]
 
 

@@ -116,7 +116,7 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
     falling = {"lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 40, "lr_decay_steps": "50%"}
     (bad,) = told(replace_options(config, **falling))
     assert "30 steps" in str(bad.text) and "all 60" in str(bad.text)
-    assert any(str(text).startswith("sample_prompts: samples are generated only when") for text in alone - texts)
+    assert any(str(text).startswith("sample_prompts: samples are generated only on request") for text in alone - texts)
 
 
 def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):

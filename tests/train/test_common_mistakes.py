@@ -115,7 +115,7 @@ REFUSED = {
     "an optimizer that is a function": (
         FLUX,
         {"optimizer_type": "os.system"},
-        ["os.system: os belongs to Python itself", "AdamW is an optimizer"],
+        ["os.system: os is part of Python itself", "AdamW is an optimizer"],
     ),
     "a data set that is not there": (FLUX, {"dataset_config": "WRONG/none.toml"}, ["dataset_config", "does not exist"]),
     "a misspelt option": (FLUX, {"lerning_rate": 1}, ["lerning_rate", "did you mean learning_rate"]),

@@ -30,6 +30,35 @@ def test_no_fix_of_a_rule_leads_to_another_mistake(cls):
             assert problem not in left and {(one.option, one.template) for one in left} <= before, (options, fix, left)
 
 
+BITS = ("fp8_base", "fp8_base_unet", "int8_base", "base_bits", "fp8_compute", "int8_compute", "auto_compute")
+HALF = ("full_fp16", "full_bf16")
+
+
+def clashes(cls):
+    """Every one, two or three options of number formats, at each mixed precision, with every module of adapters."""
+    names = [name for name in (*BITS, *HALF) if name in options_of(cls)]
+    modules = ({}, {"network_module": "lycoris.kohya"}) if "network_module" in options_of(cls) else ({},)
+    for kind, count, module in itertools.product(("no", "fp16", "bf16"), (1, 2, 3), modules):
+        for chosen in itertools.combinations(names, count):
+            yield {"mixed_precision": kind, **module, **{name: 4 if name == "base_bits" else True for name in chosen}}
+
+
+@pytest.mark.parametrize("cls", {type(config().precision): config for config in RULED.values()}.values())
+def test_all_fixes_of_clashing_formats_agree_and_leave_nothing_to_mend(cls):
+    for options in clashes(cls):
+        reading = read_layers(cls, [Layer(options)])
+        fixes = [working_fix(problem, reading.config) for problem in reading.problems]
+        values = {name: {repr(fix[name]) for fix in fixes if name in fix} for fix in fixes for name in fix}
+        assert all(fixes) and all(len(of_one) == 1 for of_one in values.values()), (options, fixes)
+        mended = {name: value for fix in fixes for name, value in fix.items()}
+        assert not read_layers(cls, [Layer({**options, **mended})]).problems, (options, fixes)
+        while reading.problems:  # and pressed one after another
+            fix = working_fix(reading.problems[0], reading.config)
+            assert fix.items() - options.items(), (options, fix)
+            options |= fix
+            reading = read_layers(cls, [Layer(options)])
+
+
 def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be():
     def fix(cls, option, **options):
         reading = read_layers(cls, [Layer(options)])

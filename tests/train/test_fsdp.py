@@ -258,7 +258,7 @@ def test_optimizers_that_need_whole_weights_are_refused(demo, name, works):
 
 def test_adapters_are_not_sharded():
     with pytest.raises(
-        ConfigError, match="fsdp shards a whole model that learns, and adapters are small: leave it out"
+        ConfigError, match="fsdp is for full fine-tunes, and adapters are too small to shard: leave it out"
     ):
         build_config(config_class("flux_train_network"), {"fsdp": True}, notes=[])
 

@@ -278,7 +278,7 @@ def test_several_rates_are_refused_by_those_that_have_one(name):
 @pytest.mark.parametrize("written", ["Automagic", "automagic", "toolkit.optimizers.automagic.Automagic"])
 def test_automagic_is_refused_by_name_and_mended(written):
     options = {"optimizer_type": written, "learning_rate": 1e-6, "optimizer_args": ["min_lr=1e-7", "weight_decay=0.1"]}
-    with pytest.raises(ConfigError, match="Automagic is a part of ai-toolkit and in no package") as refused:
+    with pytest.raises(ConfigError, match="Automagic is part of ai-toolkit and not available as a package") as refused:
         build_config(FluxLora, options)
     mends = working_fix(
         refused.value.problems[0], draft(FluxLora, {**options, "optimizer_args": tuple(options["optimizer_args"])})

@@ -34,9 +34,9 @@ SMALL = {
 }
 TRACED = {"compile_backend": "aot_eager", "compile_mode": "default", "compile_blocks": "single:all"}
 # What a preset asks of a GPU, and what a training on a CPU says of it.
-NEEDS_GPU = {"fp8_compute": "this machine cannot multiply in 8 bits"}
+NEEDS_GPU = {"fp8_compute": "this machine can store weights in 8 bits, but not multiply them"}
 # Of what a check says here. The last is a remark of a distilled model, whose assistant is on the hub.
-EXPECTED = (*NEEDS_GPU.values(), "no GPU that records CUDA graphs", "is distilled to need no guidance")
+EXPECTED = (*NEEDS_GPU.values(), "no GPU was found that can record CUDA graphs", "is distilled to need no guidance")
 
 
 # One of those that ask for the same, such as with other numbers of blocks to swap.

@@ -9,6 +9,7 @@ from PIL import Image
 from library.families.flux.sampler import FluxSampler
 from library.families.shared.sampler import Sampler
 from library.sampling.engine import PictureEngine
+from library.train.evaluation import samples
 from library.train.journal import Journal
 from tests.training import config_of, train
 
@@ -56,6 +57,34 @@ def test_the_training_is_that_without_samples(demo, values, plain, tmp_path, mon
     assert all(torch.equal(tensor, tensors[key]) for key, tensor in plain.tensors().items())
     said = [event["text"] for event in made.events("warning")]
     assert said and all(text.endswith(("the training goes on", "tried again when samples are due")) for text in said)
+
+
+@pytest.mark.parametrize(
+    ("failed", "says"),
+    [
+        (["a cat"], "the sample of 'a cat' is left out (why)"),
+        (["a cat", "a cat"], "the sample of 'a cat' is left out (why)"),
+        (["a cat", "a dog", ""], "the samples of 'a cat' and 2 more are left out (why)"),
+        (["猫" * 90], f"the sample of '{'猫' * 59}…' is left out (why)"),
+        (["a cat", None], "the samples of this step are left out (why)"),
+    ],
+)
+def test_a_warning_names_the_prompts_that_failed(failed, says):
+    assert str(samples.left_out(failed, "why")) == f"sample_prompts: {says}; the training goes on"
+
+
+def test_only_the_prompt_that_fails_is_named(demo, values, tmp_path, monkeypatch):
+    keep = samples.SampleRunner._keep
+
+    def fail(self, number, *others):
+        if number == 1:
+            raise RuntimeError("broken")
+        keep(self, number, *others)
+
+    monkeypatch.setattr(samples.SampleRunner, "_keep", fail)
+    made = train(config_of(demo, SCRIPT, output_dir=tmp_path / "out", **values))
+    said = [event["text"] for event in made.events("warning")]
+    assert len(said) == 3 and all("the sample of 'b is longer' is left out (RuntimeError: broken)" in s for s in said)
 
 
 @pytest.mark.parametrize("text", ["# no prompt\n", "a --w 0\n", b"\x00\xff\x01", None])

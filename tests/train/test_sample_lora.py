@@ -105,7 +105,8 @@ def test_prompts_with_more_steps_of_their_own_are_named(demo, squares, tmp_path)
     (tmp_path / "prompts.txt").write_text("a cat --s 20\na dog --s 2\na cow\n", encoding="utf-8")
     remarks = preflight.findings(config_of(demo, "flux_train_network", sample_lora=lora, **values))[1]
     assert [str(one) for one in remarks if one.option == "sample_lora"] == [
-        "sample_lora: in prompts.txt, 1 prompt with more steps of their own than 2, which count; leave --s out"
+        "sample_lora: prompts.txt has 1 prompt with more steps (--s) than the 2 of the LoRA, and theirs count; "
+        "leave --s out"
     ]
 
 
@@ -115,7 +116,7 @@ def test_a_strength_that_is_no_number_is_one_problem(demo, squares, tmp_path, op
     config = config_of(demo, "flux_train_network", **values)
     config = draft(type(config), {**option_values(config), option: "gone.safetensors:nan"})
     (said,) = [*few_steps.setting_problems(config), *find_method_problems(config), *_rules(config)]
-    assert str(said) == f"{option} has the strength 'nan', which is no number; write gone.safetensors:0.8"
+    assert str(said) == f"{option} has the strength 'nan', which is not a number; write gone.safetensors:0.8"
 
 
 def _rules(config):

@@ -165,9 +165,9 @@ def test_a_file_of_another_model_is_refused(config, tmp_path, trained):
 def test_rules_of_the_options_and_the_script_that_a_file_is_for(tmp_path):
     kind = families.config_class(SCRIPT)
     for options, said in (
-        ({"token_string": "my cat"}, "token_string must be one word without blanks: write my-cat"),
+        ({"token_string": "my cat"}, "token_string must be one word without spaces: write my-cat"),
         ({"use_object_template": True, "use_style_template": True}, "use_object_template"),
-        ({"cache_text_encoder_outputs": True}, "the word that learns is read in each step"),
+        ({"cache_text_encoder_outputs": True}, "the trained word is encoded in each step"),
     ):
         with pytest.raises(ConfigError, match=said):
             build_config(kind, options)

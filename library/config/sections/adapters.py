@@ -12,7 +12,7 @@ from library.config.schema import opt
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
 from library.config.sections.machine import Precision
-from library.config.values import strength_problems
+from library.config.strengths import strength_problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,7 +278,7 @@ class AdapterPrecision(FrozenPrecision):
         if "algo=full" in map(str.lower, run.network.network_args):
             yield Problem(
                 name,
-                "cannot be used with algo=full, which learns whole weights: write algo=lokr, or another",
+                "cannot be used with algo=full, which trains whole weights: use algo=lokr or another algorithm",
                 also="network_args network_module",
             )
         elif "dora_wd=true" in map(str.lower, run.network.network_args):

@@ -67,7 +67,7 @@ class Embedding:
 
     def missing(self, run: RunConfig) -> Iterator[Problem]:
         if not self.token_string:
-            yield Problem("token_string", "is not set: write the word that shall learn, such as sks-cat")
+            yield Problem("token_string", "is not set: write the word to train, such as sks-cat")
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require one word, and only one kind of sentence."""
@@ -75,7 +75,7 @@ class Embedding:
         if len(word.split()) > 1 or word != word.strip():
             yield Problem(
                 "token_string",
-                "must be one word without blanks: write {word}",
+                "must be one word without spaces: write {word}",
                 word="-".join(word.split()),
                 fix={"token_string": "-".join(word.split())},
             )

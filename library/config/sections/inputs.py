@@ -28,7 +28,7 @@ def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> It
     if min(size) < buckets.min_bucket_reso:
         yield Problem(
             "resolution",
-            "must not be below min_bucket_reso ({least}): lower the latter",
+            "must not be below min_bucket_reso ({least}): lower min_bucket_reso",
             place=place,
             also="min_bucket_reso",
             least=buckets.min_bucket_reso,
@@ -37,7 +37,7 @@ def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> It
     if max(size) > buckets.max_bucket_reso:
         yield Problem(
             "resolution",
-            "must not be above max_bucket_reso ({most}): raise the latter",
+            "must not be above max_bucket_reso ({most}): raise max_bucket_reso",
             place=place,
             also="max_bucket_reso",
             most=buckets.max_bucket_reso,
@@ -303,7 +303,7 @@ class Data:
         if self.face_crop_aug_range and self.enable_bucket:
             yield Problem(
                 "face_crop_aug_range",
-                "works without buckets only: switch enable_bucket off",
+                "works only without buckets: switch enable_bucket off",
                 also="enable_bucket",
                 fix={"enable_bucket": False},
             )

@@ -188,8 +188,8 @@ class Optim:
         if self.optimizer.rpartition(".")[2].lower() == "automagic":
             yield Problem(
                 "optimizer_type",
-                "Automagic is a part of ai-toolkit and in no package: "
-                "set optimizer_type = ProdigyPlusScheduleFree and learning_rate = 1, which finds its rate as well",
+                "Automagic is part of ai-toolkit and not available as a package: set optimizer_type = "
+                "ProdigyPlusScheduleFree and learning_rate = 1, which also finds its rate",
                 fix=other_optimizer(run, "ProdigyPlusScheduleFree", rate=1.0),
             )
         schedule = self.lr_scheduler_type or self.lr_scheduler
@@ -197,8 +197,8 @@ class Optim:
             other = {"lr_warmup_steps": 0} if self.lr_scheduler_type else {"lr_scheduler": "constant_with_warmup"}
             yield own_warmup(run) or Problem(
                 "lr_warmup_steps",
-                "does not go with lr_scheduler = {schedule}, which has no warm-up: "
-                "set it to 0, or use constant_with_warmup",
+                "cannot be used with lr_scheduler = {schedule}, which has no warm-up: set it to 0, or use "
+                "constant_with_warmup",
                 also="lr_scheduler lr_scheduler_type",
                 fix=other,
                 schedule=schedule,

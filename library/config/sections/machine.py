@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from library.config.fixes import exclusive
-from library.config.problems import Problem, option_name
+from library.config.problems import Message, Problem, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
@@ -69,11 +69,23 @@ class Precision:
         return self.fp8_denoiser or self.int8_base or self.nf4_denoiser
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
-        """Check what requires which mixed precision."""
+        """Check what requires which mixed precision, and which number formats exclude each other.
+
+        All fixes together must lead to a config without these problems: they keep the same options.
+        """
+        yield from self._half_problems(run)
+        yield from self._format_problems(run)
+        fixed = [name for name in ("fp8_compute", "int8_compute") if getattr(self, name)]
+        if self.auto_compute and fixed:
+            yield exclusive(run, "auto_compute", *fixed)
+
+    def _half_problems(self, run: RunConfig) -> Iterator[Problem]:
+        """Yield options that need another mixed precision."""
         if self.full_fp16 and self.full_bf16:
             yield exclusive(run, "full_fp16", "full_bf16")
         for name, needs in (("full_fp16", "fp16"), ("full_bf16", "bf16")):
-            if getattr(self, name) and self.mixed_precision != needs:
+            is_settled = name == "full_bf16" and self.full_fp16  # by the fix that leaves it out
+            if getattr(self, name) and self.mixed_precision != needs and not is_settled:
                 yield Problem(
                     name,
                     "needs mixed_precision = {needs}, which is {now}",
@@ -88,14 +100,24 @@ class Precision:
                 name,
                 "needs mixed_precision = bf16 or fp16: 8-bit weights are converted to it for computing",
                 also="mixed_precision",
+                fix={"mixed_precision": "fp16" if self.full_fp16 and not self.fp8_compute else "bf16"},
+            )
+        if self.fp8_compute and self.mixed_precision == "fp16":
+            yield Problem(
+                "fp8_compute",
+                "needs mixed_precision = bf16, which every GPU with 8-bit products supports",
+                also="mixed_precision",
                 fix={"mixed_precision": "bf16"},
             )
+
+    def _format_problems(self, run: RunConfig) -> Iterator[Problem]:
+        """Yield formats of 8 bits that exclude each other, and products without weights in their format."""
         if self.int8_base and (self.fp8_denoiser or self.fp8_compute):
             yield Problem(
                 "int8_base",
                 "and fp8_base, fp8_base_unet, fp8_compute exclude each other: choose one 8-bit format",
                 also="fp8_base fp8_base_unet fp8_compute",
-                fix={"int8_base": False},
+                fix={"int8_base": False} if self.fp8_denoiser or not self.int8_compute else {"fp8_compute": False},
             )
         elif self.fp8_compute and run.adapters and not self.fp8_denoiser:
             yield Problem(
@@ -105,22 +127,13 @@ class Precision:
                 fix={"fp8_base": True},
             )
         if self.int8_compute and run.adapters and not self.int8_base:
-            yield Problem(
-                "int8_compute",
-                "needs a base model in int8: add int8_base, or leave int8_compute out",
-                also="int8_base",
-                fix={"int8_compute": False} if self.fp8_denoiser else {"int8_base": True},
-            )
-        if self.auto_compute and (self.fp8_compute or self.int8_compute):
-            name = "fp8_compute" if self.fp8_compute else "int8_compute"
-            yield exclusive(run, "auto_compute", name)
-        if self.fp8_compute and self.mixed_precision == "fp16":
-            yield Problem(
-                "fp8_compute",
-                "needs mixed_precision = bf16, which GPUs that multiply in 8 bits have too",
-                also="mixed_precision",
-                fix={"mixed_precision": "bf16"},
-            )
+            in_fp8 = [name for name in ("fp8_base", "fp8_base_unet", "fp8_compute") if getattr(self, name, False)]
+            advice, fix = Message("add int8_base, or leave int8_compute out"), {"int8_base": True}
+            if in_fp8:
+                advice = Message("leave int8_compute out, as {other} is for fp8", other=option_name(in_fp8[0]))
+                fix = {"int8_compute": False}
+            template = "needs a base model in int8: {advice}"
+            yield Problem("int8_compute", template, advice=advice, also="int8_base", fix=fix)
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """Warn that a trained model cannot be stored in 8 bits."""
@@ -134,7 +147,7 @@ class Precision:
             if getattr(self, name) and run.adapters and not run.compile.compile:
                 yield Problem(
                     name,
-                    "is faster with {other} only: without it, rounding to 8 bits takes longer than 8 bits save",
+                    "is faster only with {other}: without it, rounding to 8 bits takes longer than it saves",
                     other=option_name("compile"),
                     also="compile",
                 )
@@ -214,8 +227,8 @@ class Memory:
         if self.blocks_to_swap and not run.adapters and not run.optim.stepped_early:
             yield Problem(
                 "blocks_to_swap",
-                ": swapped blocks are updated by the processor, which is slow; "
-                "optimizer_type = Adafactor with fused_backward_pass updates them on the GPU",
+                ": swapped blocks are updated on the CPU, which is slow; optimizer_type = Adafactor with "
+                "fused_backward_pass updates them on the GPU",
             )
         if self.checkpoint_keep_attention and not self.checkpointing:
             yield Problem(
@@ -264,8 +277,8 @@ class Distributed:
         if run.adapters:
             yield Problem(
                 "fsdp",
-                "shards a whole model that learns, and adapters are small: leave it out "
-                "(in `accelerate config`, choose MULTI_GPU)",
+                "is for full fine-tunes, and adapters are too small to shard: leave it out (in `accelerate "
+                "config`, choose MULTI_GPU)",
                 fix={"fsdp": False},
             )
             return

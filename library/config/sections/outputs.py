@@ -132,7 +132,7 @@ class Save:
         elif len(name.encode()) > MAX_NAME_BYTES:
             yield Problem(
                 "output_name",
-                "must be shorter, as {longest} bytes are what fits with a step and an ending behind it",
+                "must have at most {longest} bytes, to leave room for the step and the file extension",
                 longest=MAX_NAME_BYTES,
             )
 
@@ -343,7 +343,7 @@ class Log:
         for option in ("log_prefix", "log_tracker_name"):  # both become parts of the log's path
             name = getattr(self, option) or ""
             if ".." in name.replace("\\", "/").split("/") or name.startswith(("/", "\\")) or ":" in name:
-                yield Problem(option, "leads out of logging_dir: write a name", fix={option: None})
+                yield Problem(option, "leads outside logging_dir: write a plain name", fix={option: None})
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:
             yield Problem(
                 "log_with",

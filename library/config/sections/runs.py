@@ -135,7 +135,9 @@ class ControlRun(BaseRun):
     can_be_left_out: ClassVar[bool] = True
     usual_rate: ClassVar[str] = "2e-4"
     file_kind: ClassVar[tuple[str, str]] = ("LoRA", "/control-net-lllite")
-    refused: ClassVar[Mapping[str, str]] = ADAPTERS_ONLY
+    refused: ClassVar[Mapping[str, str]] = ADAPTERS_ONLY | {
+        "control_directory": "name the folder of control images in conditioning_data_dir"
+    }
     retired: ClassVar[Mapping[str, str]] = {k: v for k, v in RETIRED.items() if k != "conditioning_data_dir"}
 
     data: ControlData = define_section(ControlData)

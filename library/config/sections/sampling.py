@@ -10,7 +10,8 @@ from library.config.reading import parse_count, positive_or_off
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.outputs import Sample
-from library.config.values import parse_finite, quoted, strength_problems
+from library.config.strengths import strength_problems
+from library.config.values import parse_finite, quoted, to_int
 
 MAX_STEPS = 1000
 NO_GUIDANCE = {"sample_guidance_scale": "this model was not distilled with guidance"}
@@ -23,12 +24,14 @@ SAGE = "sage"  # an attention kernel without gradients
 
 
 def batch_size(value: Any) -> BatchSize:
-    """Parse a number of images, or auto; forms write "not set" as 0."""
+    """Parse a number of images, or auto. 0 is neither: elsewhere it stands for "not set", which here is 1."""
     if str(value).strip().lower() == AUTO:
         return AUTO
-    if (number := parse_count(value) or 0) > LARGEST_BATCH:
-        raise ConfigError("must be auto or a number up to {most}, got {value}", most=LARGEST_BATCH, value=quoted(value))
-    return number or AUTO
+    number = to_int(value)
+    if not 1 <= number <= LARGEST_BATCH:
+        template = "must be auto or a number from 1 to {most}, got {value}"
+        raise ConfigError(template, most=LARGEST_BATCH, value=quoted(value))
+    return number
 
 
 def cache_threshold(value: Any) -> CacheThreshold:
@@ -38,7 +41,7 @@ def cache_threshold(value: Any) -> CacheThreshold:
         return word
     threshold = parse_finite(value)
     if not 0 <= threshold <= 1:
-        raise ConfigError("must be off, auto or a number above 0, up to 1, got {value}", value=quoted(value))
+        raise ConfigError("must be off, auto or a number above 0 and up to 1, got {value}", value=quoted(value))
     return threshold or OFF
 
 
@@ -85,7 +88,7 @@ class Sampling(Sample):
     )
     sample_batch_size: BatchSize = opt(
         1,
-        "Images generated at once: a number, or auto for as many as fit.",
+        "Images generated at once: a number from 1 to 64, or auto for as many as fit.",
         label="Images at once",
         parse=batch_size,
         advanced=True,
@@ -119,12 +122,22 @@ class Sampling(Sample):
                 "sample_sigmas",
                 "must fall and stay above 0, such as 1, 0.75, 0.5, 0.25; the last step always ends at 0",
             )
-        elif levels and run.shifts_samples and levels[0] > 1:
+        if levels and run.shifts_samples and max(levels) > 1:
             yield Problem(
                 "sample_sigmas",
                 "must be at most 1, which is pure noise for this model, got {value}",
-                value=f"{levels[0]:g}",
+                value=f"{max(levels):g}",
             )
-        elif len(levels) > MAX_STEPS:
+        if len(levels) > MAX_STEPS:
             yield Problem("sample_sigmas", "has more noise levels than {most}; write fewer", most=MAX_STEPS)
         yield from strength_problems("sample_lora", self.sample_lora)
+
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
+        """Remark on a single noise level, which only a LoRA for one step needs."""
+        if len(self.sample_sigmas) == 1 and not self.sample_lora:
+            yield Problem(
+                "sample_sigmas",
+                "has a single noise level, so samples are generated in one step; write one for each step, such as 1, "
+                "0.75, 0.5, 0.25",
+                also="sample_lora",
+            )

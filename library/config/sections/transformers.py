@@ -138,7 +138,7 @@ class TransformerNetwork(Network):
         if self.network_train_text_encoder_only and not self.network_train_unet_only:
             yield Problem(
                 "network_train_text_encoder_only",
-                "leaves nothing to train: the text encoder of this model is not trained, switch it off",
+                "leaves nothing to train, as the text encoder of this model is never trained: switch it off",
                 fix={"network_train_text_encoder_only": False},
             )
 

@@ -81,7 +81,7 @@ class UnetEmbeddingCache(Cache):
         if self.text:
             yield Problem(
                 "cache_text_encoder_outputs",
-                "cannot be used here: the word that learns is read in each step; leave it out",
+                "cannot be used here, as the trained word is encoded in each step: leave it out",
                 also="cache_text_encoder_outputs_to_disk",
                 fix={"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False},
             )

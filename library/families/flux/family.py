@@ -31,7 +31,7 @@ from library.families.flux.model import APPROXIMATOR, Sizes
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.flux.sampler import FluxSampler
 from library.families.shared import autoencoder, clip, packing, part_files, t5, tokenizers, weights
-from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
+from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.transformer_family import TransformerFamily
 from library.objectives.base import NoisedBatch
 
@@ -206,7 +206,10 @@ class FluxFamily(TransformerFamily):
             for name, usual in (("guidance_scale", 3.5), ("bypass_guidance_embedding", False)):
                 if getattr(options, name) != usual:
                     yield ineffective.remark(name, "FLUX.1 schnell takes no guidance")
-        if self.is_schnell and lacks_assistant(self.config) and not re.search(variants.UNDISTILLED, names):
+        is_undistilled = bool(re.search(variants.UNDISTILLED, names))
+        if is_undistilled or not self.variant.guided:
+            yield from idle_assistant(self.config, self.variant.title if not is_undistilled else Path(str(base)).name)
+        elif self.is_schnell and lacks_assistant(self.config):
             adapter = FACTS.assistant_loras[0]
             yield Problem(
                 checkpoint.MODEL_OPTION,

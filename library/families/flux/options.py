@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.converted import OLD_BLOCKS
+from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Problem
 from library.config.reading import parse_count
 from library.config.run_config import ControlUse, Rule, RunConfig
@@ -119,7 +120,10 @@ class FluxModel(sections.Model):
         if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
             yield Problem(
                 "control_directory",
-                "is for model_type = kontext: {title} takes no reference images",
+                "is for model_type = kontext: {title} takes masks, which a subset of a dataset_config names in "
+                "conditioning_data_dir"
+                if self.variant.control_images.inpaints
+                else "is for model_type = kontext: {title} takes no reference images",
                 title=self.variant.title,
                 also="model_type",
                 fix={"model_type": "kontext"},
@@ -271,6 +275,7 @@ class FluxRun:
 
     family: ClassVar[str] = "flux"
     script_with = staticmethod(families.script_with)
+    retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
     grid: ClassVar[int] = 16
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE

@@ -17,7 +17,7 @@ from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
 from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
 from library.families.shared import packing, statistics_vae
-from library.families.shared.assistants import lacks_assistant
+from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -88,6 +88,8 @@ class Flux2Family(OneEncoderFamily):
                 "is not set, so the file is trained as the base model; those of distilled kleins look the same",
                 fix={"model_version": model_in_header(version.hidden, version.guided)},
             )
+        elif not version.distilled and not version.guided:
+            yield from idle_assistant(self.config, version.title)
         elif version.distilled and lacks_assistant(self.config):
             yield Problem(
                 "model_version",

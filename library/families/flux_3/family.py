@@ -18,7 +18,7 @@ from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
 from library.families.flux_3.text_encoder import MAX_CHAT_TOKENS
 from library.families.shared import packing, part_files, statistics_vae
-from library.families.shared.assistants import lacks_assistant, takes_assistant
+from library.families.shared.assistants import idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
@@ -109,6 +109,8 @@ class Flux3Family(OneEncoderFamily):
                 adapter=ASSISTANT,
                 also="assistant_lora base_weights",
             )
+        if not self.is_distilled and self.checkpoint.files.present(self.config, "denoiser"):
+            yield from idle_assistant(self.config, "FLUX 3 Image Klein Base")
 
     # ---- files
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
+from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
@@ -99,6 +100,7 @@ class Flux3Run:
 
     family: ClassVar[str] = "flux_3"
     script_with = staticmethod(families.script_with)
+    retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Flux3Flow.size_shift)

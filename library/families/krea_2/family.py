@@ -14,7 +14,7 @@ from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
 from library.families.krea_2.options import Krea2Lora, Krea2Train
 from library.families.krea_2.sampler import Krea2Sampler
 from library.families.shared import qwen_vae
-from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
+from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -77,7 +77,9 @@ class Krea2Family(OneEncoderFamily):
                 "is not set, so the file is trained as Raw; files of Turbo look the same",
                 fix={"model_version": "raw"},
             )
-        elif self.is_turbo and lacks_assistant(self.config):
+        elif not self.is_turbo:
+            yield from idle_assistant(self.config, "Krea 2 Raw")
+        elif lacks_assistant(self.config):
             adapter = FACTS.assistant_loras[0]
             yield Problem(
                 "model_version",

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from library import families
 from library.config import sections
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Message, Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt, section_options
@@ -172,6 +173,7 @@ class QwenRun:
 
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
+    retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
     shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(QwenFlow.size_shift)

@@ -77,13 +77,15 @@ class Qwen21Family(OneEncoderFamily):
                 "is not set, so the file is trained as Qwen-Image-2.1; files of Turbo look the same",
                 fix={"model_version": "base"},
             )
-        elif self.is_turbo:
-            yield Problem(
-                "model_version",
-                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on "
-                "Qwen-Image-2.1, and generate with either",
-            )
-        if lacks_assistant(self.config):
+        if self.is_turbo:
+            # Its steps are lost even with the assistant, which was made for the model of more steps.
+            if not self.config.preservation:
+                yield Problem(
+                    "model_version",
+                    "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on "
+                    "Qwen-Image-2.1, and generate with either",
+                )
+        elif lacks_assistant(self.config):
             assistant = FACTS.assistant_loras[0]
             yield Problem(
                 "pretrained_model_name_or_path",

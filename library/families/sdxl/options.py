@@ -91,7 +91,7 @@ class SdxlFullOptim(sections.FullOptim):
         """Check that the U-Net gets 23 rates."""
         yield from sections.FullOptim.check(self, run)
         if self.block_lrs and len(self.block_lrs) != 23:
-            yield Problem("block_lr", "needs 23 rates with commas between, got {count}", count=len(self.block_lrs))
+            yield Problem("block_lr", "needs 23 rates separated by commas, got {count}", count=len(self.block_lrs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

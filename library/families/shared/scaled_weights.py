@@ -1,20 +1,30 @@
 """Weights in 8 bits with scales, as ComfyUI's files have them: the marks beside them, and their formats."""
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Message
 
+if TYPE_CHECKING:
+    import numpy as np
+
+Entries = Mapping[str, JsonMapping]  # of a file's header, by name
 SCALES = ("scale_weight", "weight_scale")  # names of the scale of an 8-bit weight
 SCALE_TYPES = ("F32", "BF16", "F16")
+# Other dtypes of scales, by name: powers of 2 for each 32 values, which some files declare as bytes.
+BLOCK_SCALES = {"F8_E8M0": "mxfp8", "U8": "mxfp8"}
 FORMAT = "comfy_quant"  # JSON beside a weight: its format
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", FORMAT)
 EIGHT_BITS = ("I8", "F8_E4M3")  # dtypes of weights that have scales
 INT8_FORMAT = "int8_tensorwise"  # one scale, or one of each row; the only format of integers that is read
 USUAL_GROUP = 256
+UNREAD_FORMAT = (
+    "{path} is stored as {kind}, which this trainer does not read: use the bf16 file, fp8 e4m3fn or int8_tensorwise"
+)
 TOKENIZERS = ("tekken_model", "spiece_model")  # tokenizer bytes inside ComfyUI's text encoder files
 
 
@@ -45,7 +55,7 @@ def rotated_group(format: JsonMapping, columns: int, path: Path) -> int:
     return group
 
 
-def _contents(path: Path, entries: Mapping[str, JsonMapping], ending: str) -> Iterator[tuple[str, bytes]]:
+def _contents(path: Path, entries: Entries, ending: str) -> Iterator[tuple[str, bytes]]:
     """Yield the layer and the bytes of each tensor of a file whose name ends so."""
     places = {name: entry["data_offsets"] for name, entry in entries.items() if name.endswith(f".{ending}")}
     if not places or not path.is_file():
@@ -57,9 +67,9 @@ def _contents(path: Path, entries: Mapping[str, JsonMapping], ending: str) -> It
             yield name.rpartition(".")[0], file.read(last - first)
 
 
-def unreadable_scales(path: Path, entries: Mapping[str, JsonMapping]) -> Message | None:
-    """Return why the 8-bit weights of a file cannot be read: scales that are missing, damaged or of other rows, or
-    another format; None if they can.
+def unreadable_scales(path: Path, entries: Entries) -> Message | None:
+    """Return why the 8-bit weights of a file cannot be read: scales that are missing, damaged, of other rows or in
+    another dtype, or another format; None if they can.
     """
     weights = {name.removesuffix(".weight"): entry for name, entry in entries.items() if entry["dtype"] in EIGHT_BITS}
     for layer, entry in weights.items():
@@ -70,13 +80,26 @@ def unreadable_scales(path: Path, entries: Mapping[str, JsonMapping]) -> Message
                 "{path} has weights in {kind} without their scales ({key}.weight_scale): download a complete file"
             )
             return Message(template, path=path, kind=kind, key=layer)
-        if scale and scale["dtype"] in SCALE_TYPES and not _fits(scale["shape"], entry["shape"]):
+        if scale and scale["dtype"] not in SCALE_TYPES:
+            return _unread_scale(path, kind, scale["dtype"])
+        if scale and not _fits(scale["shape"], entry["shape"]):
             template = "{path} has scales of {key} that do not fit its weight: download a complete file"
             return Message(template, path=path, key=layer)
     return _damaged_scale(path, entries, weights) or _unread_format(path, entries, weights)
 
 
-def _is_scaled(layer: str, entries: Mapping[str, JsonMapping]) -> bool:
+def _unread_scale(path: Path, kind: str, dtype: str) -> Message:
+    """Return that a file has scales in a dtype that is not read, or the name of its format."""
+    if kind == "fp8" and dtype in BLOCK_SCALES:
+        return Message(UNREAD_FORMAT, path=path, kind=BLOCK_SCALES[dtype])
+    template = (
+        "{path} has {kind} weights whose scales are in {dtype}, and only {types} are read: use the bf16 file, or one "
+        "with such scales"
+    )
+    return Message(template, path=path, kind=kind, dtype=dtype, types=", ".join(SCALE_TYPES))
+
+
+def _is_scaled(layer: str, entries: Entries) -> bool:
     """Return whether a file says that a weight in fp8 has a scale: by another mark beside it, or, in files without any
     scale, by the mark of the whole file.
     """
@@ -87,34 +110,53 @@ def _is_scaled(layer: str, entries: Mapping[str, JsonMapping]) -> bool:
 
 
 def _fits(scale: Sequence[int], weight: Sequence[int]) -> bool:
-    """Return whether scales are one, or one of each row, or of each of equal blocks of a row."""
+    """Return whether scales are one, or one of each row, or of each of equal blocks of a row.
+
+    Their first dimension must be the rows: scales [1, columns] of a square matrix are as many, and belong to columns.
+    """
     count, values = math.prod(scale), math.prod(weight)
     if count == 1 or not values or not weight:
         return count == 1
-    blocks, rest = divmod(count, weight[0])
-    return not rest and blocks > 0 and values // weight[0] % blocks == 0
+    if not count or scale[0] != weight[0]:
+        return False
+    return values // weight[0] % (count // weight[0]) == 0
 
 
-def _damaged_scale(path: Path, entries: Mapping[str, JsonMapping], layers: Container[str]) -> Message | None:
-    """Return which scale of a file is NaN or infinite; None if all are numbers."""
+def _damaged_scale(path: Path, entries: Entries, weights: Entries) -> Message | None:
+    """Return which scale of a file is NaN or infinite, or 0 where the weight is not; None if all are usable."""
     import numpy as np  # only for files with scales, as commands that read none start without it
 
     for ending in SCALES:
         for layer, content in _contents(path, entries, ending):
             kind = entries[f"{layer}.{ending}"]["dtype"]
-            # The exponent of such a number has all bits set.
+            # The exponent of a number that is NaN or infinite has all bits set, and zero has none but its sign.
             words, bits = ("<u4", 0x7F800000) if kind == "F32" else ("<u2", 0x7F80 if kind == "BF16" else 0x7C00)
-            if layer not in layers or kind not in SCALE_TYPES:
+            if layer not in weights or kind not in SCALE_TYPES:
                 continue
-            if ((np.frombuffer(content, words) & bits) == bits).any():
+            scales = np.frombuffer(content, words)
+            if ((scales & bits) == bits).any():
                 template = "{path} is damaged: the scale of {key} is NaN or infinite; download it again"
+                return Message(template, path=path, key=layer)
+            if (zeros := np.flatnonzero(scales << 1 == 0)).size and _has_numbers(path, weights[layer], scales, zeros):
+                template = "{path} is damaged: the scale of {key} is 0, and its weight is not; download it again"
                 return Message(template, path=path, key=layer)
     return None
 
 
-def _unread_format(
-    path: Path, entries: Mapping[str, JsonMapping], weights: Mapping[str, JsonMapping]
-) -> Message | None:
+def _has_numbers(path: Path, weight: JsonMapping, scales: "np.ndarray", zeros: "np.ndarray") -> bool:
+    """Return whether an 8-bit weight has other values than 0 where its scale is 0: rows of 0 may have such a scale."""
+    import numpy as np
+
+    with path.open("rb") as file:
+        data = 8 + int.from_bytes(file.read(8), "little")
+        first, last = weight["data_offsets"]
+        file.seek(data + first)
+        values = np.frombuffer(file.read(last - first), np.uint8).reshape(len(scales), -1)[zeros]
+    signless = values if weight["dtype"] == "I8" else values & 0x7F
+    return bool(signless.any())
+
+
+def _unread_format(path: Path, entries: Entries, weights: Entries) -> Message | None:
     """Return which format of a file with int8 weights is not read; None if all are. Raises ConfigError if a format is
     damaged, or its rotation impossible.
     """
@@ -123,17 +165,13 @@ def _unread_format(
     for layer, text in _contents(path, entries, FORMAT):
         format = parse_format(text, path)
         if (kind := format.get("format", INT8_FORMAT)) not in (INT8_FORMAT, "float8_e4m3fn"):
-            template = (
-                "{path} is stored as {kind}, which this trainer does not read: use the bf16 file, fp8 e4m3fn "
-                "or int8_tensorwise"
-            )
-            return Message(template, path=path, kind=kind)
+            return Message(UNREAD_FORMAT, path=path, kind=kind)
         if layer in weights and weights[layer]["dtype"] == "I8" and weights[layer]["shape"]:
             rotated_group(format, weights[layer]["shape"][-1], path)
     return None
 
 
-def stored_oddly(path: Path, entries: Mapping[str, JsonMapping], scaled: bool = False) -> Message | None:
+def stored_oddly(path: Path, entries: Entries, scaled: bool = False) -> Message | None:
     """Return why the dtypes of a file are not supported, None if they are: 8 bits with scales (unless `scaled`), other
     8-bit formats, 4 bits.
     """

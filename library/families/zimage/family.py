@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder
-from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
+from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
@@ -82,7 +82,9 @@ class ZImageFamily(OneEncoderFamily):
                 "is not set, so the file is trained as base; files of Turbo look the same",
                 fix={"model_version": "base"},
             )
-        elif self.is_turbo and lacks_assistant(self.config):
+        elif not self.is_turbo:
+            yield from idle_assistant(self.config, "Z-Image")
+        elif lacks_assistant(self.config):
             adapter = FACTS.assistant_loras[0]
             yield Problem(
                 "model_version",

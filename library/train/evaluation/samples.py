@@ -39,6 +39,8 @@ from library.train.training import Training
 
 NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
 NOT_ENCODED = "sample_prompts: the prompts could not be encoded ({why}); that is tried again when samples are due"
+LONGEST_NAME = 60  # characters of a prompt in a warning
+Failures = list[tuple[str | None, MessageLike]]  # prompts, and why each has no sample; None: all of a step
 DECODED = {
     "tiles": "sample_prompts: memory is too short to decode a sample at once, so samples are decoded in tiles",
     "CPU": "sample_prompts: the GPU lacks the memory to decode samples, so they are decoded on the CPU, which is slow",
@@ -169,17 +171,17 @@ class SampleRunner:
         began = time.monotonic()
         changed = self._reread(training.world, training.journal)
         paths: dict[int, Path] = {}
-        problems: list[MessageLike] = []
+        failures: Failures = []
         try:
             self._use(changed, training.journal)
             training.journal.phase(phases.GENERATING_SAMPLES, 0, len(self._prompts))
-            self._generate(training, paths, problems)
+            self._generate(training, paths, failures)
         except WorkCancelled:
             training.journal.say("Some samples were not generated, as the training is ending.")
         except Exception as error:  # the prompts or the networks could not be prepared
-            problems.append(beside.reason(error, training))
+            failures.append((None, beside.reason(error, training)))
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
-        reports = training.world.gather((paths, list(dict.fromkeys(problems))))
+        reports = training.world.gather((paths, failures))
         beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
         if pictures := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
             seconds = time.monotonic() - began
@@ -187,7 +189,7 @@ class SampleRunner:
                 lambda: training.journal.previewed(training.clock.step, pictures, seconds), NOT_LISTED, training
             )
 
-    def _generate(self, training: Training, paths: dict[int, Path], problems: list[MessageLike]) -> None:
+    def _generate(self, training: Training, paths: dict[int, Path], failures: Failures) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
         vae: Any = self._components.vae  # kept whenever samples are wanted
@@ -208,13 +210,14 @@ class SampleRunner:
         ):
             requests: list[tuple[int, SampleRequest]] = []
             for number, prompt in own:
-                with self._failing_alone(training, problems):  # a missing image
+                with self._failing_alone(prompt.prompt, training, failures):  # a missing image
                     requests.append((number, self._request(prompt)))
             # Free memory may differ between processes that must agree on batches.
             sizer = BatchSizer(1, device) if training.method.shards else self._sizer_of(device)
             made = in_batches(self._sampler, requests, sizer, self._pictures, (WorkCancelled,))
             for done, (number, image) in enumerate(made, start=1):
-                with self._failing_alone(training, problems):  # a lack of memory, a broken VAE, a full disk, ...
+                # a lack of memory, a broken VAE, a full disk, ...
+                with self._failing_alone(self._prompts[number].prompt, training, failures):
                     if isinstance(image, Exception):
                         raise image
                     self._keep(number, image, training, paths)
@@ -238,14 +241,14 @@ class SampleRunner:
         return pictures_left(own_prompts, self._sampler, rounds)
 
     @contextlib.contextmanager
-    def _failing_alone(self, training: Training, problems: list[MessageLike]) -> Iterator[None]:
-        """Note an error within this context as the problem of one sample."""
+    def _failing_alone(self, prompt: str, training: Training, failures: Failures) -> Iterator[None]:
+        """Note an error within this context as the failure of one prompt's sample."""
         try:
             yield
         except WorkCancelled:
             raise
         except Exception as error:
-            problems.append(beside.reason(error, training))
+            failures.append((prompt, beside.reason(error, training)))
 
     def _sizer_of(self, device: torch.device) -> BatchSizer:
         self._sizer = self._sizer or BatchSizer(self._config.sample.sample_batch_size, device)
@@ -277,15 +280,18 @@ class SampleRunner:
             self._decoded_by = by
             journal.warn(Message(DECODED[by]))
 
-    def _tell(self, reports: Sequence[tuple[dict[int, Path], list[MessageLike]]], training: Training) -> None:
+    def _tell(self, reports: Sequence[tuple[dict[int, Path], Failures]], training: Training) -> None:
         """Report in the first process what the others have generated, and which samples failed."""
         world, journal = training.world, training.journal
         if not world.main:
             return
-        for rank, (paths, problems) in enumerate(reports):
-            for why in problems:
-                journal.warn(Message("sample_prompts: a sample is left out ({why}); the training goes on", why=why))
-                journal.event("sample_failed", step=training.clock.step, text=why)
+        prompts_by_reason: dict[MessageLike, list[str | None]] = {}
+        for prompt, why in (failure for _, failures in reports for failure in failures):
+            prompts_by_reason.setdefault(why, []).append(prompt)
+        for why, failed in prompts_by_reason.items():
+            journal.warn(left_out(failed, why))
+            journal.event("sample_failed", step=training.clock.step, text=why)
+        for rank, (paths, _) in enumerate(reports):
             for number, path in paths.items():
                 if rank != world.rank and path.is_file():  # missing if it is on another machine
                     with Image.open(path) as image:
@@ -344,3 +350,21 @@ class SampleRunner:
         name = f"{save.output_name}_" if save.output_name else ""
         moment = time.strftime("%Y%m%d%H%M%S")
         return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"
+
+
+def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
+    """Return the warning that these prompts have no sample for one reason; None stands for all prompts of a step."""
+    if None in failed:
+        return Message("sample_prompts: the samples of this step are left out ({why}); the training goes on", why=why)
+    first, *others = dict.fromkeys(map(_shortened, failed))
+    if others:
+        template = "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training goes on"
+        return Message(template, prompt=first, count=len(others), why=why)
+    return Message(
+        "sample_prompts: the sample of {prompt} is left out ({why}); the training goes on", prompt=first, why=why
+    )
+
+
+def _shortened(prompt: str | None) -> str:
+    text = prompt or ""
+    return f"'{text}'" if len(text) <= LONGEST_NAME else f"'{text[: LONGEST_NAME - 1]}…'"

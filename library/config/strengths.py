@@ -1,0 +1,42 @@
+"""The strength of a LoRA file, and how an option names both: FILE:0.8."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from library.config.problems import Problem
+from library.config.values import parse_finite, quoted, split_strength
+
+MAX_STRENGTH = 10  # of a LoRA, in both directions
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs
+NUMERIC = " :=0123456789.,-+"  # what a strength without a file is made of
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a finite number."""
+    with contextlib.suppress(ValueError):
+        return math.isfinite(parse_finite(text))
+    return False
+
+
+def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
+    """Yield the problem of FILE:STRENGTH without a file, or with a strength after "=", out of range or no number."""
+    file, strength = split_strength(value or "")
+    path, _, written = file.rpartition(":")
+    name, _, after = file.rpartition("=")
+    if file and not file.strip(NUMERIC) and not Path(file).is_file():
+        yield Problem(option, "names no file, only a strength; write FILE:0.8")
+    elif name.lower().endswith(WEIGHT_FILES) and not Path(file).is_file():
+        right = f"{name}:{after if is_number(after) else 0.8}"
+        yield Problem(option, "takes the strength after a colon: write {right}", right=right, fix={option: right})
+    elif path.lower().endswith(WEIGHT_FILES):
+        template = "has the strength {written}, which is not a number; write {path}:0.8"
+        yield Problem(option, template, written=quoted(written), path=path)
+    elif abs(strength) > MAX_STRENGTH:
+        yield Problem(
+            option,
+            "has the strength {strength}; strengths are numbers from -{most} to {most}",
+            strength=f"{strength:g}",
+            most=MAX_STRENGTH,
+        )
