@@ -13,6 +13,7 @@ from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, together
 from library.config.run_config import RunConfig
+from library.config.sections import ModulatedMemory
 from library.config.values import did_you_mean
 
 Overrides = dict[str, Any]  # options that differ from the config of the training
@@ -195,6 +196,9 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
         yield {"fp8_base": True}
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
+    memory = config.memory
+    if isinstance(memory, ModulatedMemory) and not memory.moves_modulation and memory.can_offload_modulation(config):
+        yield {"offload_modulation": True}
     max_swapped = families.facts_of(config.family).most_blocks_swapped
     if (config.memory.blocks_to_swap or 0) < max_swapped:
         yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped)}

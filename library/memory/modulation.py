@@ -49,7 +49,11 @@ class OffloadedModulation:
     def attach(self) -> None:
         """Let blocks get the products when they are called. Call it after the blocks are compiled."""
         for block, layers in self._layers.items():
-            if layers[0].weight.device.type != "meta" and self._swap.device.type in JOINED_ON and can_join(layers):
+            if (
+                layers[0].weight.device.type != "meta"
+                and self._swap.device.type in JOINED_ON
+                and are_one_matrix(layers)
+            ):
                 self._joint[block] = _JointProduct(layers)
             end = layers[0].in_features
             for layer in layers:
@@ -91,7 +95,7 @@ class OffloadedModulation:
         self._swap.use(self._numbers[block], forward=True)
 
 
-def can_join(layers: Sequence[Any]) -> bool:
+def are_one_matrix(layers: Sequence[Any]) -> bool:
     """Return whether frozen weights follow each other in memory, and are one matrix with a scale per row or none."""
     ends = [layer.weight.data_ptr() + layer.weight.nbytes for layer in layers]
     follow = all(layer.weight.data_ptr() == end for layer, end in zip(layers[1:], ends, strict=False))

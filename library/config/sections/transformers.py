@@ -75,6 +75,11 @@ class ModulatedMemory(Memory):
     def moves_modulation(self) -> bool:
         return self.offload_modulation
 
+    def can_offload_modulation(self, run: RunConfig) -> bool:
+        """Return whether this training's model has such layers, frozen, and read by no other package."""
+        is_plain = isinstance(run, AdapterRun) and run.network.module.startswith("networks.")
+        return is_plain and getattr(run.model, "has_modulation", True) and not run.compile.records_graphs
+
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Reject offloading layers that are trained, or whose weights another package reads."""
         yield from Memory.check(self, run)

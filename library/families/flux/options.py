@@ -35,7 +35,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("bypass_guidance_embedding", lambda c: c.model.variant.guided, "there is no guidance in Chroma"),
     (
         "offload_modulation",
-        lambda c: c.model.variant.guided,
+        lambda c: c.model.has_modulation,
         "the blocks of Chroma have no modulation layers",
     ),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
@@ -104,6 +104,10 @@ class FluxModel(sections.Model):
     @property
     def variant(self) -> FluxVariant:
         return FLUX_VARIANTS[self.model_type]
+
+    @property
+    def has_modulation(self) -> bool:
+        return self.variant.guided  # Chroma computes it outside of its blocks
 
     @property
     def needed(self) -> Mapping[str, str]:

@@ -120,7 +120,7 @@ class FeedForward(nn.Module):
         return self.net[2](self.net[0](x))
 
 
-class Modulation(nn.Sequential):
+class StreamModulation(nn.Sequential):
     """Compute shifts, scales and gates of a stream from the conditioning vector."""
 
     def __init__(self, hidden: int):
@@ -138,10 +138,10 @@ class QwenImageTransformerBlock(nn.Module):
 
     def __init__(self, hidden: int, head: int, mlp: int):
         super().__init__()
-        self.img_mod = Modulation(hidden)
+        self.img_mod = StreamModulation(hidden)
         self.attn = Attention(hidden, head)
         self.img_mlp = FeedForward(hidden, mlp)
-        self.txt_mod = Modulation(hidden)
+        self.txt_mod = StreamModulation(hidden)
         self.txt_mlp = FeedForward(hidden, mlp)
 
     def forward(
