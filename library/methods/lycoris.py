@@ -35,7 +35,13 @@ from library.methods.base import TrainingMethod, trained_dtype
 from library.methods.lora import AdapterLocation
 from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
-from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
+from library.methods.lycoris_files import (
+    block_sizes,
+    match_scale_of_file,
+    put_blocks,
+    takes_the_weight,
+    use_whole_rank_outside_of_steps,
+)
 from library.methods.lycoris_presets import known_presets
 from library.methods.small_files import unused_alphas
 
@@ -261,6 +267,7 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
     """
     layer = adapter.org_module[0]
     match_scale_of_file(adapter)
+    use_whole_rank_outside_of_steps(adapter)
     layer.add_module("adapter", _moved(adapter, device, dtype))
     if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
         adapter.org_forward = types.MethodType(_call_current_forward, layer)

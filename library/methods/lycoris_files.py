@@ -14,6 +14,20 @@ def block_sizes(network: Any) -> dict[str, int]:
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
+def use_whole_rank_outside_of_steps(adapter: Any) -> None:
+    """Let a DyLoRA compute with all of its ranks unless it learns: the package draws some for samples and validation,
+    too, which then differ from the file, and change the random numbers of the training.
+    """
+    if not hasattr(adapter, "up_list"):
+        return
+    drawn, whole = adapter.get_random_rank_weight, (adapter.block_count - 1) * adapter.block_size
+
+    def weight() -> tuple[Tensor, Tensor, Tensor]:
+        return drawn() if adapter.training else adapter.get_weight(whole)
+
+    adapter.get_random_rank_weight = weight
+
+
 def takes_the_weight(adapter: Any) -> bool:
     return getattr(adapter, "is_diff", None) is False
 
