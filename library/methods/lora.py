@@ -184,18 +184,6 @@ def attach_lora(components: ModelComponents, family: Family, config: AdapterRun)
     return method
 
 
-def merge_base_weights(
-    components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
-) -> Unmatched:
-    """Add a LoRA to the weights of the model itself (`base_weights`).
-
-    The sum is computed in float32 and then rounded once to the weight's own dtype, also if that is bfloat16 or float8.
-    """
-    return change_layers(
-        networks(components), family, tensors, lambda layer, parts: _merge_product(layer, parts, multiplier)
-    )
-
-
 @torch.no_grad()
 def change_layers(
     roots: Mapping[str, nn.Module],
@@ -270,7 +258,7 @@ def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+def merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
     restore_layer(layer, torch.bfloat16)
     device_and_dtype = {"device": layer.weight.device, "dtype": torch.float32}
