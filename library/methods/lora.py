@@ -60,6 +60,7 @@ class LoraAdapters(TrainingMethod):
         learning = {id(p) for p in self.parameters()}
         if not learning:
             raise ConfigError(NOTHING_TRAINED)
+        self.adapted_parts = {place.part for place in places.values()} if config.network.network_weights else ()
         self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):

@@ -58,6 +58,7 @@ class LycorisAdapters(TrainingMethod):
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
             raise ConfigError(lora.NOTHING_TRAINED)
+        self.adapted_parts = {place.part for place in places.values()} if config.network.network_weights else ()
         self.trained_parts: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():

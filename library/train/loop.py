@@ -85,7 +85,7 @@ def run_training(
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
         method = methods.attach_method(components, family, config)
-        world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
+        world.place(components, method.differs, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
         fastest = matmul_formats.find_best_format(batches, compute_loss, world, journal)
