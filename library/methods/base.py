@@ -73,6 +73,13 @@ class TrainingMethod(ABC):
         """Restore a snapshot, bit for bit. Raises ConfigError if it belongs to another network."""
         snapshot.restore_values(self.named(), tensors)
 
+    def alphas(self) -> dict[str, float]:
+        """Return the alphas of adapters by name where a file has set them; {} where the config decides."""
+        return {}
+
+    def take_alphas(self, alphas: Mapping[str, float]) -> None:  # noqa: B027 - most methods have none
+        """Set the alphas of a saved state, which does not tell in which file they were."""
+
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
         """Keep what the next forward pass needs of the gradients. Call it before a step."""
 

@@ -60,7 +60,8 @@ class LoraAdapters(TrainingMethod):
         learning = {id(p) for p in self.parameters()}
         if not learning:
             raise ConfigError(NOTHING_TRAINED)
-        self.adapted_parts = {place.part for place in places.values()} if config.network.network_weights else ()
+        self._has_file = bool(config.network.network_weights)
+        self.adapted_parts = {place.part for place in places.values()} if self._has_file else ()
         self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
@@ -128,6 +129,14 @@ class LoraAdapters(TrainingMethod):
             yield
         finally:
             self.set_multiplier(1.0)
+
+    def alphas(self) -> dict[str, float]:
+        return {name: float(adapter.alpha) for name, adapter in self.adapters.items()} if self._has_file else {}
+
+    def take_alphas(self, alphas: Mapping[str, float]) -> None:
+        self._has_file = self._has_file or bool(alphas)
+        for name in self.adapters.keys() & alphas.keys():
+            self.adapters[name].take_alpha(alphas[name])
 
     def note_gradients(self) -> None:
         for adapter in self._noisy:

@@ -1,4 +1,4 @@
-"""Differences between lycoris-lora's layers and its files: scales, and DyLoRA's blocks."""
+"""Differences between lycoris-lora's layers and what its files and trainings need: scales, ranks and dropouts."""
 
 import math
 from collections.abc import Mapping
@@ -32,6 +32,16 @@ def takes_the_weight(adapter: Any) -> bool:
     return getattr(adapter, "is_diff", None) is False
 
 
+def adapter_alpha(adapter: Any) -> float:
+    return float(getattr(adapter, "alpha", 0) or 0)
+
+
+def follow_alpha(adapter: Any, before: float) -> None:
+    """Adapt the scale of an adapter whose alpha was `before`: the package keeps what it computed from the config's."""
+    if before and isinstance(getattr(adapter, "scale", None), float):
+        adapter.scale *= adapter_alpha(adapter) / before
+
+
 def match_scale_of_file(adapter: Any) -> None:
     """With rs_lora, train with the scale that readers of the file use: alpha / rank for GLoRA, whose alpha the package
     leaves unchanged, and 1 for LoKr of whole matrices, whose alpha nobody reads.
@@ -59,3 +69,19 @@ def put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
         for parameter, block in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
             parameter.copy_(block)
     return names
+
+
+def drop_rows_on_the_device(adapter: Any) -> None:
+    """Draw LoKr's rank_dropout on the device of its weights: the package draws on the CPU, which fails on a GPU."""
+    original_get_weight, probability, is_rescaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
+    adapter.rank_dropout = 0.0
+
+    def get_weight(shape: Any) -> Tensor:
+        weight = original_get_weight(shape)
+        if not adapter.training:
+            return weight
+        mask = (torch.rand(len(weight), device=weight.device) > probability).to(weight.dtype)
+        mask = mask / mask.mean() if is_rescaled else mask
+        return weight * mask.view(-1, *[1] * (weight.ndim - 1))
+
+    adapter.get_weight = get_weight
