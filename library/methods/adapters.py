@@ -140,6 +140,7 @@ class Adapter(nn.Module):
         self.take_alpha(saved_alpha(tensors, down.shape[0]) / (len(self.spec.split) or 1))
 
     def take_alpha(self, alpha: float) -> None:
+        """Set the alpha, and the scale that follows from it."""
         self.alpha = alpha
         # Keep the integer, as its type decides the tensor's type in the saved file.
         if isinstance(self.spec.alpha, int) and self.alpha == self.spec.alpha:

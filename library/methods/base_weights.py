@@ -20,6 +20,7 @@ OPTION = "base_weights"
 
 
 def files_with_strengths(config: RunConfig) -> list[tuple[str, float]]:
+    """Return the files of `base_weights`, each with its multiplier: 1 where none is given."""
     if not isinstance(config, AdapterRun):
         return []
     files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()

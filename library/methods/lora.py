@@ -134,6 +134,7 @@ class LoraAdapters(TrainingMethod):
         return {name: float(adapter.alpha) for name, adapter in self.adapters.items()} if self._has_file else {}
 
     def take_alphas(self, alphas: Mapping[str, float]) -> None:
+        """Set the alphas of a saved state, and keep them in states of this training, too."""
         self._has_file = self._has_file or bool(alphas)
         for name in self.adapters.keys() & alphas.keys():
             self.adapters[name].take_alpha(alphas[name])

@@ -147,6 +147,7 @@ class LycorisAdapters(TrainingMethod):
         return {a.lora_name: adapter_alpha(a) for a in self.network.loras} if self._has_file else {}
 
     def take_alphas(self, alphas: Mapping[str, float]) -> None:
+        """Set the alphas of a saved state, and keep them in states of this training, too."""
         self._has_file = self._has_file or bool(alphas)
         for adapter in self.network.loras:
             if adapter.lora_name in alphas and isinstance(alpha := getattr(adapter, "alpha", None), Tensor):
