@@ -73,6 +73,11 @@ class TrainingMethod(ABC):
         """Restore a snapshot, bit for bit. Raises ConfigError if it belongs to another network."""
         snapshot.restore_values(self.named(), tensors)
 
+    def prepare_factors(self) -> None:
+        """Compute what adapters compute once for a pass, for parts of a network that are called by themselves."""
+        for factors in self.factor_caches:
+            factors.prepare()
+
     def alphas(self) -> dict[str, float]:
         """Return the alphas of adapters by name where a file has set them; {} where the config decides."""
         return {}

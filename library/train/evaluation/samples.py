@@ -208,6 +208,8 @@ class SampleRunner:
             self._lora.applied(self._components),
             self._engine.running(left, cancel_check(training), records=not self._cache.is_on),
         ):
+            # Samplers may run the first blocks by themselves, with the factors of the last step's weights otherwise.
+            training.method.prepare_factors()
             requests: list[tuple[int, SampleRequest]] = []
             for number, prompt in own:
                 with self._failing_alone(training, problems):  # a missing image
