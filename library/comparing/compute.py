@@ -18,11 +18,11 @@ from library.comparing.proposal import FileScore, ProposedFile, proposed
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Report, counted
 from library.config.run_config import RunConfig
-from library.config.sections import AdapterRun
 from library.curation.similar_images import NEAR, looks
 from library.data import finding
 from library.data.images import ImageSet
 from library.families.recognition import recognise_file
+from library.methods import base_weights
 from library.methods.small_files import tensor_names_of
 from library.runs import layout
 from library.sampling import generate
@@ -118,7 +118,7 @@ class FileComparer:
     def _adapters(self) -> torch.device:
         """Compare files on one model."""
         config = plan.model_config(self.config)
-        base = [(Path(path), weight) for path, weight in _base_weights(self.config)]
+        base = [(Path(path), weight) for path, weight in base_weights.files_with_strengths(self.config)]
         columns = [Column(str(file.title), (*base, (file.path, 1.0))) for file in self.comparison.files]
         files = [*(path for column in columns for path, _ in column.loras), *methods.assistant_lora(self.config)]
         model = generate.open_sampling_model(config, files, self.report)
@@ -246,10 +246,6 @@ def readable_files(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[
     if not readable:
         raise ConfigError(*wrong)
     return readable, [Message("A file is left out ({why}).", why=problem) for problem in wrong]
-
-
-def _base_weights(config: RunConfig) -> Sequence[tuple[str, float]]:
-    return methods.base_weights(config) if isinstance(config, AdapterRun) else ()
 
 
 def _evenly_spread(members: Sequence[Any], max_members: int) -> list[Any]:

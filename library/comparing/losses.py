@@ -35,6 +35,9 @@ class AppliedMethod:
     def __init__(self, model: OpenModel, strengths: Mapping[Any, float]) -> None:
         self._applied, self._strengths = model.applied, strengths
 
+    def differs(self, part: str) -> bool:
+        return part in self.trained_parts
+
     def set_multiplier(self, by: float) -> None:
         self._applied.set(self._strengths if by else {})
 

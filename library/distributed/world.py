@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import psutil
@@ -130,11 +130,11 @@ class World:
             return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
         return self.accelerator.autocast()
 
-    def place(self, components: ModelComponents, trained: Mapping[str, bool], cached: Cache, keep_vae: bool) -> None:
+    def place(self, components: ModelComponents, is_live: Callable[[str], bool], cached: Cache, keep_vae: bool) -> None:
         """Move the VAE and the text encoders to the device, and free those whose outputs are cached.
 
-        `cached` is the config's cache section. Networks that are still deferred are not needed. `prepare_denoiser`
-        places the denoiser.
+        `cached` is the config's cache section; `is_live` says whether a text encoder runs in steps all the same.
+        Networks that are still deferred are not needed. `prepare_denoiser` places the denoiser.
         """
         components.deferred.clear()
         networks = components.vae, *components.encoders.values()
@@ -143,7 +143,7 @@ class World:
         elif not keep_vae:
             components.vae = None
         for name in list(components.encoders):
-            if cached.text and not trained.get(name):
+            if cached.text and not is_live(name):
                 components.encoders.pop(name).to("cpu")  # a full fine-tune keeps them for its file
             else:
                 components.encoders[name].to(self.device)

@@ -24,6 +24,7 @@ class DeferredNetwork:
     read: "Callable[[], nn.Module]"
     files: tuple[Path, ...]
     kind: str  # what determines its weights besides the files: which network, and its dtype
+    merged: bool = False  # whether `read` merges the files of `base_weights` into it
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from library.config.strengths import strength_problems
 from library.config.values import split_strength
 from library.families import network_args
 from library.families.base import Family, ModelComponents
-from library.methods import embedding, full, lllite, lora, lora_files, lycoris
+from library.methods import base_weights, embedding, full, lllite, lora, lycoris
 from library.methods.assistant import attach_assistant
 from library.methods.base import TrainingMethod
 from library.methods.full import FullFinetune
@@ -31,10 +31,7 @@ def attach_method(components: ModelComponents, family: Family, config: RunConfig
         return lllite.attach_lllite(components, family, config)
     if not isinstance(config, AdapterRun):
         return full.unfreeze_model(components, family, config)
-    for path, multiplier in base_weights(config):
-        tensors = lora_files.plain_file("base_weights", path, config.family)
-        unmatched = lora.merge_base_weights(components, family, tensors, multiplier)
-        lora_files.report_unmatched("base_weights", path, unmatched, len(lora_files.by_name(tensors)))
+    base_weights.merge_into_model(components, family, config)
     is_ours = config.network.module.startswith("networks.")
     attach = lora.attach_lora if is_ours else lycoris.attach_lycoris
     method = attach(components, family, config)
@@ -54,11 +51,6 @@ def reads_encoders(config: RunConfig) -> bool:
     network = config.network
     files = network.base_weights or network.network_weights or network.dim_from_weights
     return bool(files) or not network.network_train_unet_only or not network.module.startswith("networks.")
-
-
-def base_weights(config: AdapterRun) -> list[tuple[str, float]]:
-    files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
-    return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
 
 
 def assistant_lora(config: RunConfig) -> dict[Path, float]:

@@ -137,7 +137,11 @@ class Adapter(nn.Module):
             raise ValueError(f"has rank {file_rank} in the file and {self.rank} here")
         self.lora_down.weight.copy_(down.reshape(self.lora_down.weight.shape))
         self._take_up(up)
-        self.alpha = saved_alpha(tensors, down.shape[0]) / (len(self.spec.split) or 1)
+        self.take_alpha(saved_alpha(tensors, down.shape[0]) / (len(self.spec.split) or 1))
+
+    def take_alpha(self, alpha: float) -> None:
+        """Set the alpha, and the scale that follows from it."""
+        self.alpha = alpha
         # Keep the integer, as its type decides the tensor's type in the saved file.
         if isinstance(self.spec.alpha, int) and self.alpha == self.spec.alpha:
             self.alpha = self.spec.alpha

@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class TrainingMethod(ABC):
     """Trained parameters in groups, each with its learning rate; subclasses define `named`."""
 
     trained_parts: dict[str, bool]  # part name ("denoiser", "clip_l", ...) -> has trained parameters
+    adapted_parts: Collection[str] = ()  # parts that adapters from a file change, whether these learn or not
     denoiser: nn.Module | None = None  # if its own weights are trained, which may be swapped and stepped block by block
     block_classes: tuple[str, ...] = ()  # of its blocks
     shards: ShardedModel | None = None  # where several processes hold parts of the denoiser
@@ -54,6 +55,10 @@ class TrainingMethod(ABC):
     def train(self, mode: bool = True) -> "TrainingMethod":
         """Switch trained modules to training or evaluation mode."""
 
+    def differs(self, part: str) -> bool:
+        """Return whether a part of the model computes something else than its files alone: caches do not serve it."""
+        return bool(self.trained_parts.get(part)) or part in self.adapted_parts
+
     def groups(self) -> list[dict[str, Any]]:
         """Return parameter groups for the optimizer: {"params", "lr", "name"}, without those with rate 0."""
         return [dict(group) for group in self._groups]
@@ -67,6 +72,18 @@ class TrainingMethod(ABC):
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore a snapshot, bit for bit. Raises ConfigError if it belongs to another network."""
         snapshot.restore_values(self.named(), tensors)
+
+    def prepare_factors(self) -> None:
+        """Compute what adapters compute once for a pass, for parts of a network that are called by themselves."""
+        for factors in self.factor_caches:
+            factors.prepare()
+
+    def alphas(self) -> dict[str, float]:
+        """Return the alphas of adapters by name where a file has set them; {} where the config decides."""
+        return {}
+
+    def take_alphas(self, alphas: Mapping[str, float]) -> None:  # noqa: B027 - most methods have none
+        """Set the alphas of a saved state, which does not tell in which file they were."""
 
     def note_gradients(self) -> None:  # noqa: B027 - most methods take nothing from the gradients
         """Keep what the next forward pass needs of the gradients. Call it before a step."""

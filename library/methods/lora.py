@@ -60,6 +60,8 @@ class LoraAdapters(TrainingMethod):
         learning = {id(p) for p in self.parameters()}
         if not learning:
             raise ConfigError(NOTHING_TRAINED)
+        self._has_file = bool(config.network.network_weights)
+        self.adapted_parts = {place.part for place in places.values()} if self._has_file else ()
         self.trained_parts: dict[str, bool] = {}
         for name, place in places.items():
             for parameter in own_parameters(adapters[name]):
@@ -128,6 +130,15 @@ class LoraAdapters(TrainingMethod):
         finally:
             self.set_multiplier(1.0)
 
+    def alphas(self) -> dict[str, float]:
+        return {name: float(adapter.alpha) for name, adapter in self.adapters.items()} if self._has_file else {}
+
+    def take_alphas(self, alphas: Mapping[str, float]) -> None:
+        """Set the alphas of a saved state, and keep them in states of this training, too."""
+        self._has_file = self._has_file or bool(alphas)
+        for name in self.adapters.keys() & alphas.keys():
+            self.adapters[name].take_alpha(alphas[name])
+
     def note_gradients(self) -> None:
         for adapter in self._noisy:
             adapter.note_gradients()
@@ -182,18 +193,6 @@ def attach_lora(components: ModelComponents, family: Family, config: AdapterRun)
             "network_weights", network.network_weights, method.load_state_dict(weights), len(by_name(weights))
         )
     return method
-
-
-def merge_base_weights(
-    components: ModelComponents, family: Family, tensors: Mapping[str, Tensor], multiplier: float = 1.0
-) -> Unmatched:
-    """Add a LoRA to the weights of the model itself (`base_weights`).
-
-    The sum is computed in float32 and then rounded once to the weight's own dtype, also if that is bfloat16 or float8.
-    """
-    return change_layers(
-        networks(components), family, tensors, lambda layer, parts: _merge_product(layer, parts, multiplier)
-    )
 
 
 @torch.no_grad()
@@ -270,7 +269,7 @@ def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict
     return dataclasses.replace(spec, rank=rows // parts, alpha=spec.alpha / parts)
 
 
-def _merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
+def merge_product(layer: nn.Linear | nn.Conv2d, tensors: Mapping[str, Tensor], multiplier: float) -> None:
     """Add multiplier * alpha / rank * (up @ down) to the weight, in float32; rounded once to its dtype."""
     restore_layer(layer, torch.bfloat16)
     device_and_dtype = {"device": layer.weight.device, "dtype": torch.float32}

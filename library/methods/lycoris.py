@@ -35,7 +35,16 @@ from library.methods.base import TrainingMethod, trained_dtype
 from library.methods.lora import AdapterLocation
 from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
-from library.methods.lycoris_files import block_sizes, match_scale_of_file, put_blocks, takes_the_weight
+from library.methods.lycoris_files import (
+    adapter_alpha,
+    block_sizes,
+    drop_rows_on_the_device,
+    follow_alpha,
+    match_scale_of_file,
+    put_blocks,
+    takes_the_weight,
+    use_whole_rank_outside_of_steps,
+)
 from library.methods.lycoris_presets import known_presets
 from library.methods.small_files import unused_alphas
 
@@ -52,6 +61,8 @@ class LycorisAdapters(TrainingMethod):
         learning = {id(p) for g in self._groups for p in g["params"]}
         if not learning:
             raise ConfigError(lora.NOTHING_TRAINED)
+        self._has_file = bool(config.network.network_weights)
+        self.adapted_parts = {place.part for place in places.values()} if self._has_file else ()
         self.trained_parts: dict[str, bool] = {}
         for adapter in network.loras:
             for parameter in adapter.parameters():
@@ -78,7 +89,7 @@ class LycorisAdapters(TrainingMethod):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> Unmatched:
         """Load a file of the same kind of network, with its alpha; return the names that do not match."""
-        config_alphas = {id(adapter): _adapter_alpha(adapter) for adapter in self.network.loras}
+        alphas_before = [adapter_alpha(adapter) for adapter in self.network.loras]
         unused = unused_alphas(tensors)
         loaded = {name: tensor for name, tensor in tensors.items() if name not in unused}
         for name, size in block_sizes(self.network).items():
@@ -93,11 +104,8 @@ class LycorisAdapters(TrainingMethod):
             block_names = [name for adapter in self.network.loras for name in put_blocks(adapter, tensors)]
         except RuntimeError as e:
             raise ConfigError("the file does not fit this network: {why}", why=str(e).splitlines()[-1].strip()) from e
-        # The package keeps the scale that it has computed from the config's alpha.
-        for adapter in self.network.loras:
-            config_alpha = config_alphas[id(adapter)]
-            if config_alpha and isinstance(getattr(adapter, "scale", None), float):
-                adapter.scale *= _adapter_alpha(adapter) / config_alpha
+        for adapter, before in zip(self.network.loras, alphas_before, strict=True):
+            follow_alpha(adapter, before)
         missing = [name for name in missing if name not in unused]
         blocks = (".up_list.", ".down_list.")
         missing = [name for name in missing if not (block_names and any(block in name for block in blocks))]
@@ -134,6 +142,18 @@ class LycorisAdapters(TrainingMethod):
         scaled, average, largest = self.network.apply_max_norm_regularization(maximum, device)
         values = {"keys_scaled": scaled, "average": average, "maximum": largest}
         return {name: torch.as_tensor(value) for name, value in values.items()}
+
+    def alphas(self) -> dict[str, float]:
+        return {a.lora_name: adapter_alpha(a) for a in self.network.loras} if self._has_file else {}
+
+    def take_alphas(self, alphas: Mapping[str, float]) -> None:
+        """Set the alphas of a saved state, and keep them in states of this training, too."""
+        self._has_file = self._has_file or bool(alphas)
+        for adapter in self.network.loras:
+            if adapter.lora_name in alphas and isinstance(alpha := getattr(adapter, "alpha", None), Tensor):
+                before = adapter_alpha(adapter)
+                alpha.fill_(alphas[adapter.lora_name])
+                follow_alpha(adapter, before)
 
     def named(self) -> dict[str, nn.Parameter]:
         return {f"{a.lora_name}.{key}": p for a in self.network.loras for key, p in a.named_parameters()}
@@ -261,6 +281,7 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
     """
     layer = adapter.org_module[0]
     match_scale_of_file(adapter)
+    use_whole_rank_outside_of_steps(adapter)
     layer.add_module("adapter", _moved(adapter, device, dtype))
     if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
         adapter.org_forward = types.MethodType(_call_current_forward, layer)
@@ -269,7 +290,7 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
     if getattr(adapter, "op", None) is functional.group_norm:
         adapter.op = _group_norm
     if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
-        _drop_rows_on_the_device(adapter)
+        drop_rows_on_the_device(adapter)
 
 
 def _call_current_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -284,10 +305,6 @@ def _adapted_or_not(adapter: Any, *args: Any, **kwargs: Any) -> Any:
     difference of the weights all the same.
     """
     return adapter.forward(*args, **kwargs) if adapter.multiplier else adapter.org_forward(*args, **kwargs)
-
-
-def _adapter_alpha(adapter: Any) -> float:
-    return float(getattr(adapter, "alpha", 0) or 0)
 
 
 def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -305,22 +322,6 @@ def _moved(adapter: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
 
 def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return functional.group_norm(with_gradient(input), *args, **kwargs)
-
-
-def _drop_rows_on_the_device(adapter: Any) -> None:
-    """Draw LoKr's rank_dropout on the device of its weights: the package draws on the CPU, which fails on a GPU."""
-    original_get_weight, probability, is_rescaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
-    adapter.rank_dropout = 0.0
-
-    def get_weight(shape: Any) -> Tensor:
-        weight = original_get_weight(shape)
-        if not adapter.training:
-            return weight
-        mask = (torch.rand(len(weight), device=weight.device) > probability).to(weight.dtype)
-        mask = mask / mask.mean() if is_rescaled else mask
-        return weight * mask.view(-1, *[1] * (weight.ndim - 1))
-
-    adapter.get_weight = get_weight
 
 
 def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Differences between lycoris-lora's layers and its files: scales, and DyLoRA's blocks."""
+"""Differences between lycoris-lora's layers and what its files and trainings need: scales, ranks and dropouts."""
 
 import math
 from collections.abc import Mapping
@@ -14,8 +14,32 @@ def block_sizes(network: Any) -> dict[str, int]:
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
+def use_whole_rank_outside_of_steps(adapter: Any) -> None:
+    """Let a DyLoRA compute with all of its ranks unless it learns: the package draws some for samples and validation,
+    too, which then differ from the file, and change the random numbers of the training.
+    """
+    if not hasattr(adapter, "up_list"):
+        return
+    drawn, whole = adapter.get_random_rank_weight, (adapter.block_count - 1) * adapter.block_size
+
+    def weight() -> tuple[Tensor, Tensor, Tensor]:
+        return drawn() if adapter.training else adapter.get_weight(whole)
+
+    adapter.get_random_rank_weight = weight
+
+
 def takes_the_weight(adapter: Any) -> bool:
     return getattr(adapter, "is_diff", None) is False
+
+
+def adapter_alpha(adapter: Any) -> float:
+    return float(getattr(adapter, "alpha", 0) or 0)
+
+
+def follow_alpha(adapter: Any, before: float) -> None:
+    """Adapt the scale of an adapter whose alpha was `before`: the package keeps what it computed from the config's."""
+    if before and isinstance(getattr(adapter, "scale", None), float):
+        adapter.scale *= adapter_alpha(adapter) / before
 
 
 def match_scale_of_file(adapter: Any) -> None:
@@ -45,3 +69,19 @@ def put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
         for parameter, block in zip([*adapter.up_list, *adapter.down_list], [*ups, *downs], strict=True):
             parameter.copy_(block)
     return names
+
+
+def drop_rows_on_the_device(adapter: Any) -> None:
+    """Draw LoKr's rank_dropout on the device of its weights: the package draws on the CPU, which fails on a GPU."""
+    original_get_weight, probability, is_rescaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
+    adapter.rank_dropout = 0.0
+
+    def get_weight(shape: Any) -> Tensor:
+        weight = original_get_weight(shape)
+        if not adapter.training:
+            return weight
+        mask = (torch.rand(len(weight), device=weight.device) > probability).to(weight.dtype)
+        mask = mask / mask.mean() if is_rescaled else mask
+        return weight * mask.view(-1, *[1] * (weight.ndim - 1))
+
+    adapter.get_weight = get_weight

@@ -9,7 +9,9 @@ from library.distributed.world import World
 from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory.quantization import fp8_storage
+from library.methods import base_weights
 from library.train import errors
+from library.train.saving import base_files
 
 
 def make_caches(config: RunConfig, report: Report) -> int:
@@ -20,6 +22,7 @@ def make_caches(config: RunConfig, report: Report) -> int:
     """
     with World(config) as world, file_identity.watching() as model_files:
         report_once = report if world.main else lambda phase, done, total: None  # the other processes are silent
+        config = base_files.fetch(config, world, report_once)
         report_once(Message("reading the data set"), 0, 0)
         images = data.scan(config)
         report_once(Message("opening the model"), 0, 0)
@@ -27,6 +30,7 @@ def make_caches(config: RunConfig, report: Report) -> int:
         with without_collecting():
             components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
         model_files.note(components.deferred_files)
+        base_weights.merge_when_read(components, family, config)
         fp8_storage.store_when_read(components, config)
         try:
             encoding.encode_missing_caches(images, family, components, config, world, report_once)

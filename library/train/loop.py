@@ -25,6 +25,7 @@ from library.imports import without_collecting
 from library.memory import attention, placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
+from library.methods import base_weights
 from library.train import beside, utilization
 from library.train.compiling import autotune, matmul_formats
 from library.train.compiling.precompile import Precompiler
@@ -67,13 +68,13 @@ def run_training(
         CompileLog(journal.on_graph) as compile_log,
     ):
         journal.begin(remarks, notes)
-        config = base_files.fetch(config, world, journal)
+        config = base_files.fetch(config, world, journal.phase)
         family = families.family_for(config)
         # The data set. It is encoded once; networks needed only for that are freed.
         images = read_images(config, journal)
         components = open_training_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
-        read_networks(components, config, samples.wanted)
+        read_networks(components, family, config, samples.wanted)
         samples.encode_prompts(world, journal)
         encoding.encode_missing_caches(images, family, components, config, world, journal.phase)
         batches = Batches(images, config, seed, world.rank, world.ranks)
@@ -84,7 +85,7 @@ def run_training(
         # The trained weights: the whole model, or adapters inside it.
         read_weights(components, family, config, world, journal)
         method = methods.attach_method(components, family, config)
-        world.place(components, method.trained_parts, config.cache, keep_vae=samples.wanted)
+        world.place(components, method.differs, config.cache, keep_vae=samples.wanted)
         generators = rng.StepGenerators(seed, world.device, world.rank)
         compute_loss = LossFunction(family, components, method, config, world, generators, compile_log)
         fastest = matmul_formats.find_best_format(batches, compute_loss, world, journal)
@@ -125,8 +126,9 @@ def open_training_model(family: Family, world: World, journal: Journal) -> Model
     return components
 
 
-def read_networks(components: ModelComponents, config: RunConfig, previews: bool) -> None:
+def read_networks(components: ModelComponents, family: Family, config: RunConfig, previews: bool) -> None:
     """Read the VAE and the text encoders if steps or previews use them."""
+    base_weights.merge_when_read(components, family, config)
     fp8_storage.store_when_read(components, config)
     # Networks that only encode the data set stay deferred until something turns out not to be cached.
     if previews or not config.cache.latents:

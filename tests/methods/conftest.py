@@ -1,12 +1,11 @@
 """Small stand-ins with the class names and trees that adapters look for."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 from library.config.building import build_config
+from library.families.base import ModelComponents
 
 
 class Attention(nn.Module):
@@ -85,7 +84,7 @@ def flux_like():
     """A family and the parts of a model; the same numbers each time."""
     torch.manual_seed(0)
     encoders = {"clip_l": nn.Sequential(CLIPAttention()), "t5xxl": nn.Sequential(T5Attention())}
-    return Family(), SimpleNamespace(denoiser=FluxLike(), vae=None, encoders=encoders, tokenizers={}, source={})
+    return Family(), ModelComponents(FluxLike(), None, encoders, {})
 
 
 @pytest.fixture

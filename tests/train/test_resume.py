@@ -288,6 +288,20 @@ def test_what_makes_no_difference_is_not_told(run, demo, ten, tmp_path):
     assert not [event for event in part.events("warning") if "resume" in event["text"]]
 
 
+@pytest.mark.parametrize("how", [{}, {"network_module": "lycoris.kohya", "network_args": ["algo=loha"]}], ids=str)
+def test_alphas_of_the_file_that_it_began_from_stay(demo, run, tmp_path, how):
+    """That file is not needed any more: the state has all that it gave."""
+    file = run(folder="file", max_train_steps=1, network_dim=4, network_alpha=32, learning_rate=1e-2, **how).file
+    how = {**how, "network_dim": 4, "network_alpha": 2, "save_state": True, "save_every_n_steps": 2}
+    straight = run(folder="straight", network_weights=file, **how)
+    state = tmp_path / "straight" / "m-step00000002-state"
+    for number in (1, 2):  # the second one from a state that was resumed itself
+        resumed = run(folder=f"resumed {number}", resume=state, **how)
+        tensors = resumed.tensors()
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in straight.tensors().items())
+        state = tmp_path / f"resumed {number}" / "m-step00000004-state"
+
+
 def test_adapters_of_another_shape_are_refused(run, tmp_path):
     run(max_train_steps=2, save_state_on_train_end=True)
     with pytest.raises(ConfigError, match="resume"):

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,7 +16,7 @@ from library.config.schema import changed, flatten_sections
 from library.families import config_class
 from library.sampling import caption_prompts
 from library.train.evaluation import samples
-from tests.training import config_of, pictures, references, train
+from tests.training import LORAS, config_of, pictures, references, train
 
 FLUX, PLAIN = "flux_train_network", ControlUse()
 
@@ -171,3 +172,14 @@ def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
 
 def test_one_caption_is_enough(run):
     assert len(run(sample_from_captions=1, sample_at_first=True, max_train_steps=1).events("sample")) == 4
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_the_first_picture_shows_the_last_step_too(demo, squares, tmp_path, script):
+    """Samplers compute what all steps read of a prompt before the denoiser runs as a whole."""
+    (tmp_path / "p.txt").write_text("a cat --w 64 --h 64 --d 3\n" * 2, encoding="utf-8")
+    values = {"sample_prompts": tmp_path / "p.txt", "sample_every_n_steps": 2, "sample_steps": 2, "sample_scale": 4.0}
+    values |= {"train_data_dir": squares, "max_train_steps": 2, "seed": 3, "learning_rate": 5e-2}
+    run = train(config_of(demo, script, output_dir=tmp_path / "out", **values))
+    first, second = (np.asarray(Image.open(event["file"])) for event in run.events("sample"))
+    assert np.array_equal(first, second)

@@ -116,7 +116,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
         for network in (components.denoiser, *live):
             network.to(META)
         method = methods.attach_method(components, family, config)
-        world.place(components, method.trained_parts, config.cache, keep_vae=False)
+        world.place(components, method.differs, config.cache, keep_vae=False)
         with CompileLog() as log:
             prepared = prepare_denoiser(components.denoiser, family, config, META, batches.shapes, log=log)
             updates = Updates(method, config, world, 1, clock.total)

@@ -41,6 +41,7 @@ class Sampler(ABC):
         # Returns the bytes of memory for what all steps of a picture read; None without a limit, 0 to keep nothing.
         self.room_to_keep: Callable[[], int | None] = lambda: None
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
+        self.live: tuple[str, ...] = ()  # text encoders that learn, whose outputs are not cached
 
     @abstractmethod
     def latents(self, *requests: SampleRequest) -> Tensor:
@@ -144,7 +145,11 @@ class Sampler(ABC):
 
     def _encoded(self, request: SampleRequest) -> dict[str, Tensor]:
         encoded = self._known.get(self.text_key(request))
-        return self.encode_request(request) if encoded is None else encoded
+        if encoded is None:
+            return self.encode_request(request)
+        if not self.live:
+            return encoded
+        return encoded | self.family.text(self.components, [request.negative, request.prompt], self.live)
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.

@@ -31,9 +31,10 @@ from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train import beside
-from library.train.evaluation.validation import cancel_check, without_learning
+from library.train.evaluation.validation import cancel_check, in_evaluation_mode, without_learning
 from library.train.journal import Journal
 from library.train.step.clock import Clock
+from library.train.step.loss import live_encoders
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
@@ -200,6 +201,7 @@ class SampleRunner:
             for numbered in enumerate(self._prompts)
             if training.method.shards or numbered[0] % world.ranks == world.rank
         ]
+        self._sampler.live = live_encoders(self._components, training.method, cached=True)
         left = self._pictures_left([prompt for _, prompt in own], training.clock)
         with (
             self._vae_on(device),
@@ -208,6 +210,8 @@ class SampleRunner:
             self._lora.applied(self._components),
             self._engine.running(left, cancel_check(training), records=not self._cache.is_on),
         ):
+            # Samplers may run the first blocks by themselves, with the factors of the last step's weights otherwise.
+            training.method.prepare_factors()
             requests: list[tuple[int, SampleRequest]] = []
             for number, prompt in own:
                 with self._failing_alone(prompt.prompt, training, failures):  # a missing image
@@ -318,7 +322,8 @@ class SampleRunner:
             journal.say(f"{name} was changed: {len(changed)} sample prompts from here on")
         if self._config.cache.text and not self._all_encoded:
             journal.phase(phases.ENCODING_PROMPTS)
-            self._remember()
+            with in_evaluation_mode(self._components.encoders.values()):
+                self._remember()
 
     def _request(self, prompt: Prompt) -> SampleRequest:
         """Return the sampler's request for a prompt; reads its images."""

@@ -170,14 +170,25 @@ def evaluation_mode(networks: Iterable[nn.Module], training: Training) -> Iterat
 
 @contextlib.contextmanager
 def without_learning(networks: Iterable[nn.Module], training: Training) -> Iterator[None]:
-    """Run networks in evaluation mode and without gradients within this context."""
+    """Run networks in evaluation mode and without gradients, with averaged weights, within this context."""
+    with (
+        in_evaluation_mode(networks),
+        torch.no_grad(),
+        training.world.autocast(),
+        optimizers.averaged(training.updates.raw_optimizer),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def in_evaluation_mode(networks: Iterable[nn.Module]) -> Iterator[None]:
+    """Run networks in evaluation mode within this context: dropout would draw random numbers of the training."""
     # Save the mode of each module: adapters are in training mode inside a denoiser in evaluation mode.
     modes = [(module, module.training) for network in networks for module in network.modules()]
     for module, _ in modes:
         module.training = False
     try:
-        with torch.no_grad(), training.world.autocast(), optimizers.averaged(training.updates.raw_optimizer):
-            yield
+        yield
     finally:
         for module, mode in modes:
             module.training = mode

@@ -14,7 +14,6 @@ from library.config.sections import AdapterRun
 from library.config.values import split_strength
 from library.distributed.world import World
 from library.downloads import hub_files
-from library.train.journal import Journal
 
 BASE_WEIGHTS_OPTION = "base_weights"
 
@@ -52,16 +51,16 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     return problems, remarks
 
 
-def fetch(config: RunConfig, world: World, journal: Journal) -> RunConfig:
+def fetch(config: RunConfig, world: World, report: Report) -> RunConfig:
     """Download missing files, and return the config with the paths of all. Collective: the first process downloads.
     Raises ConfigError.
     """
     if not any(_hub_names(config)):
         return config
     if world.main:
-        with_all_files(config, journal.phase)
+        with_all_files(config, report)
     world.wait_for_everyone()
-    return with_all_files(config, journal.phase)
+    return with_all_files(config, report)
 
 
 def with_all_files(config: RunConfig, report: Report) -> RunConfig:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from library.train.training import Training
 
 NOT_EXACTLY = "resume: the training continues, but not bit-exactly: {differences}"
+ALPHAS = "alphas"  # of adapters, where network_weights has set them: a resume does not need that file again
 OTHER_OPTIMIZER = Problem(
     "resume",
     ": the state is of a run with another optimizer, or with other learning rates for other parts; "
@@ -65,6 +66,7 @@ def collect_state(training: "Training") -> State | None:
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
     facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
     facts |= training.early_stop.state()
+    facts |= {ALPHAS: alphas} if (alphas := training.method.alphas()) else {}
     if (marks := training.batches.images.held_out) is not None:
         facts |= {IN_STATE: list(marks)}
     return State(tensors, values, facts)
@@ -80,6 +82,7 @@ def resume_training(folder: Path, training: "Training") -> None:
     if not config.steps.moved and (why := finished(folder, facts, clock.total, config)):
         raise ConfigError(why)
     training.method.restore(read_tensors(folder / WEIGHTS))
+    training.method.take_alphas(facts.get(ALPHAS, {}))
     _take_over_optimizer(folder, facts, training)
     if updates.average and (folder / AVERAGE).is_file():
         updates.average.load_state_dict(read_tensors(folder / AVERAGE))

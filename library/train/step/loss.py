@@ -190,8 +190,9 @@ def with_text_length(text: Tensor, length: int) -> Tensor:
     return torch.cat([text, text.new_zeros(len(text), missing, *text.shape[2:])], dim=1)
 
 
-def live_encoders(components: ModelComponents, method: TrainingMethod, cached: bool) -> Sequence[str]:
-    return tuple(name for name in components.encoders if not cached or method.trained_parts.get(name))
+def live_encoders(components: ModelComponents, method: TrainingMethod, cached: bool) -> tuple[str, ...]:
+    """Return the text encoders that run in each step; `cached`: whether captions are encoded once."""
+    return tuple(name for name in components.encoders if not cached or method.differs(name))
 
 
 def _map_tensors(noised: NoisedBatch, change: Callable[[Tensor], Tensor]) -> NoisedBatch:
