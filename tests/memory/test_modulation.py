@@ -9,6 +9,7 @@ from library.compiler.torch_settings import keep_torch_settings
 from library.config.problems import ConfigError
 from library.memory import attention, modulation, swapping
 from library.memory.modulation import modulation_layers
+from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.memory.quantization import fp8_matmul, fp8_storage
 from tests import training
@@ -166,3 +167,16 @@ def test_all_layers_of_a_block_are_one_product_on_a_gpu(demo, script, base, monk
             joint = offloaded.products(block, vec)
             assert fetched == [block] and joint.dtype == apart.dtype
             assert (joint - apart).norm() < 0.01 * apart.norm()
+
+
+@pytest.mark.parametrize("base", [{}, {"fp8_base": True, "mixed_precision": "bf16"}])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_weights_are_read_into_host_memory(demo, script, base):
+    """Where a GPU reads the file, they never take its memory."""
+    config, family, denoiser = prepared(demo, script, offload_modulation=True, **base)
+    place = plan_placement(family, config, torch.device("cuda"))
+    assert place is not None
+    placement = place(denoiser)
+    offloaded = {id(layer) for block in denoiser.modules() for layer in modulation_layers(block, family.modulation)}
+    names = {f"{path}.weight" for path, module in denoiser.named_modules() if id(module) in offloaded}
+    assert names and set(placement.host) == names
