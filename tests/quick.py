@@ -13,9 +13,13 @@ STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a
 # or read the source of everything.
 SLOW_FILES = {
     "": {
+        "test_beside_rivals",
+        "test_beside_sd_scripts",
         "test_compatibility",
         "test_demo",
         "test_demo_learning",
+        "test_figure",
+        "test_golden",
         "test_plurals",
         "test_quality",
         "test_small_model",
@@ -40,8 +44,8 @@ SLOW_FILES = {
         "test_vae_memory",
         "test_zimage_model",
     },
-    "memory": {"test_padded_attention", "test_scaled"},
-    "methods": {"test_assistant", "test_files", "test_lycoris", "test_sample_lora"},
+    "memory": {"test_joint_layers", "test_padded_attention", "test_scaled"},
+    "methods": {"test_assistant", "test_files", "test_lycoris", "test_same_input", "test_sample_lora"},
     "objectives": {"test_musubi_flow"},
     "page": {"test_damaged_records", "test_form", "test_lab", "test_labels", "test_texts"},
     "sampling": {"test_applied_files"},
