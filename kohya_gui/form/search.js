@@ -36,6 +36,7 @@ const KNOWN_AS = {
   compile_mode: "dynamo",
   num_processes: "multi gpu",
   blocks_to_swap: "vram low memory offload",
+  offload_modulation: "vram low memory swap",
   gradient_checkpointing: "vram low",
   fp8_base: "vram low",
   train_data_dir: "dataset pictures",

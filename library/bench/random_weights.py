@@ -23,7 +23,7 @@ def place_weights(model: nn.Module, device: torch.device, dtype: torch.dtype, co
     too_large = device.type == "cuda" and weight_bytes(model, dtype) > 0.9 * machine.free_bytes(device)
     if is_rounded_later and device.type == "cuda" and not config.memory.blocks_to_swap:
         return torch.device("cpu")  # where matrices share memory until they are rounded
-    if config.memory.moves_weights or precision.fp8_denoiser and too_large:
+    if config.memory.moves_weights(config) or precision.fp8_denoiser and too_large:
         device = torch.device("cpu")
     check_room(model, device, dtype)
     return device

@@ -121,7 +121,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
     passes = (2 * passes + 1 if config.preservation else passes) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
-    if step and config.memory.moves_weights:
+    if step and config.memory.moves_weights(config):
         step = _moving_seconds(config, model, step)
     template = "from {counted} and {known}" if rate else "from {counted}; the speed of this machine is not known yet"
     basis = Message(template, counted=Message(counted), known=rate_basis)
@@ -221,7 +221,7 @@ def _bytes_in_blocks(config: RunConfig) -> float:
 def _weight_memory(config: RunConfig, model: ModelStats) -> float:
     bytes_per_weight, in_blocks = fp8_storage.storage_type(config).itemsize, _bytes_in_blocks(config)
     of_convolution = max(1, in_blocks)  # never in 4 bits
-    offloads = config.memory.moves_modulation and config.adapters
+    offloads = config.memory.moves_modulation(config)
     sizes: dict[str, list[int]] = {}  # by class, the largest block first
     for block in sorted(model.blocks, key=lambda block: -block.parameters):
         if not block.is_convolution:
@@ -241,7 +241,7 @@ def _weight_memory(config: RunConfig, model: ModelStats) -> float:
 
 def _offloaded_modulation(config: RunConfig, model: ModelStats) -> float:
     """Return the bytes of modulation layers in CPU memory."""
-    if not (config.memory.moves_modulation and config.adapters):
+    if not config.memory.moves_modulation(config):
         return 0
     return sum(block.modulation for block in model.blocks) * _bytes_in_blocks(config)
 

@@ -70,7 +70,7 @@ def main(config: type, argv: list[str] | None = None) -> int:
         if model.exists():
             read_ahead.start_reading(model, families.facts_of(config.family).denoiser_prefix)
         # torch reads the variable when it is loaded.
-        if reading.config.memory.moves_weights and "torch" not in sys.modules:
+        if reading.config.memory.moves_weights(reading.config) and "torch" not in sys.modules:
             environment.expand_segments()
         with without_collecting():
             from library.cli.train import train  # loads torch, which parsing a command line does not need

@@ -39,7 +39,7 @@ def _moving_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
         option, setting, alternative, fix = "cuda_graphs", "= true", "auto", {"cuda_graphs": "auto"}
     facts: dict[str, Any] = {"what": Message(setting), "other": alternative, "fix": fix, "topic": "compiling"}
     related_options = "compile_mode compile_backend compile_blocks compile cuda_graphs"
-    if moving := run.memory.moves_weights:
+    if moving := run.memory.moves_weights(run):
         yield Problem(
             option,
             "{what} needs weights at fixed addresses, and {moving} moves them: use {other}",
@@ -103,7 +103,7 @@ def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterato
             "= model compiles all blocks as one, so compile_from_step has no kinds to tell apart: write one step",
             "compile_from_step",
         )
-    if moving := run.memory.moves_weights:
+    if moving := run.memory.moves_weights(run):
         yield _wide(
             "= model cannot be used with {moving}, as one graph of all blocks cannot move weights between "
             "them: use compile_scope = blocks",

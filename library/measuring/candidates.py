@@ -10,6 +10,7 @@ from typing import Any
 
 from library import families
 from library.config import schema
+from library.config.building import replace_options
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, together
 from library.config.run_config import RunConfig
@@ -189,7 +190,21 @@ TUNED_OPTIONS = (
 
 
 def saving_memory(config: RunConfig) -> Iterator[Overrides]:
-    """Yield changes that save memory, the cheapest first; last those that round more or change the optimizer."""
+    """Yield changes that save memory and fit the other options, the cheapest first; last those that round more or
+    change the optimizer.
+    """
+    yield from (changes for changes in _saving_memory(config) if _is_possible(config, changes))
+
+
+def _is_possible(config: RunConfig, changes: Overrides) -> bool:
+    try:
+        replace_options(config, **changes)
+    except ConfigError:
+        return False
+    return True
+
+
+def _saving_memory(config: RunConfig) -> Iterator[Overrides]:
     if not config.memory.checkpointing:
         yield dict(CKPT)
     if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
@@ -197,13 +212,12 @@ def saving_memory(config: RunConfig) -> Iterator[Overrides]:
     if config.data.train_batch_size > 1:
         yield {"train_batch_size": max(1, config.data.train_batch_size // 2)}
     memory = config.memory
-    if isinstance(memory, ModulatedMemory) and not memory.moves_modulation and memory.can_offload_modulation(config):
+    if isinstance(memory, ModulatedMemory) and not memory.offload_modulation and memory.can_offload_modulation(config):
         yield {"offload_modulation": True}
     max_swapped = families.facts_of(config.family).most_blocks_swapped
     if (config.memory.blocks_to_swap or 0) < max_swapped:
         yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped)}
-    stay = config.memory.checkpoint_keep_attention or config.compile.records_graphs
-    if not (config.memory.cpu_offload_checkpointing or stay):
+    if not config.memory.cpu_offload_checkpointing:
         yield {"cpu_offload_checkpointing": True}
     if not config.cache.text:
         yield {"cache_text_encoder_outputs": True}

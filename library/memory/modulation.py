@@ -18,7 +18,6 @@ from library.families.capabilities import BlockModulation
 from library.memory import swapping
 
 JOINED_ON = {"cuda"}  # kinds of device; on a CPU larger products would change the last bits of losses
-MODULATION = "_modulation"  # the attribute of a block by which it finds its OffloadedModulation
 
 
 def modulation_layers(block: nn.Module, plan: Mapping[str, BlockModulation]) -> list[Any]:
@@ -40,7 +39,6 @@ class OffloadedModulation:
         self._own_classes = {layer: type(layer) for layers in self._layers.values() for layer in layers}
         self._swap = swapping.Swap(blocks, device, parts=lambda block: [layer.weight for layer in self._layers[block]])
         self._joint: dict[nn.Module, _JointProduct] = {}
-        self._activated: tuple[Any, Any] = (None, None)  # the conditioning vector of this pass, and its SiLU
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -49,18 +47,14 @@ class OffloadedModulation:
     def attach(self) -> None:
         """Let blocks get the products when they are called. Call it after the blocks are compiled."""
         for block, layers in self._layers.items():
-            if (
-                layers[0].weight.device.type != "meta"
-                and self._swap.device.type in JOINED_ON
-                and are_one_matrix(layers)
-            ):
+            if self._swap.device.type in JOINED_ON and are_one_matrix(layers):
                 self._joint[block] = _JointProduct(layers)
             end = layers[0].in_features
             for layer in layers:
                 layer.__class__ = _without_product(type(layer))
                 begin, end = end, end + layer.out_features
-                vars(layer).update(place_of_product=slice(begin, end), _fetch=functools.partial(self._fetch, block))
-            vars(block)[MODULATION] = self
+                vars(layer)["place_of_product"] = slice(begin, end)
+            vars(block)[swapping.MODULATION] = self
             swapping.fetch_when_called(block)
 
     def undo(self) -> None:
@@ -68,8 +62,7 @@ class OffloadedModulation:
         self._swap.undo()
         for layer, cls in self._own_classes.items():
             layer.__class__ = cls
-            for name in ("place_of_product", "_fetch"):
-                vars(layer).pop(name, None)
+            vars(layer).pop("place_of_product", None)
 
     def add_products(self, block: nn.Module, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return a block's arguments with its products behind the conditioning vector, [B, C + outputs of all]."""
@@ -81,18 +74,16 @@ class OffloadedModulation:
             products = self.products(block, vec)
         return (*args[:argument], torch.cat((vec, products), dim=-1), *args[argument + 1 :])
 
-    def products(self, block: nn.Module, vec: Tensor) -> Tensor:
-        """vec [B, C] -> what the frozen weights of a block's modulation make of it, [B, outputs of all]."""
-        if vec is not self._activated[0] or vec.requires_grad:  # most models have one vector for all blocks
-            self._activated = vec, F.silu(vec)
-        x = self._activated[1]
-        if block not in self._joint:
-            return torch.cat([layer.whole_product(x) for layer in self._layers[block]], dim=-1)
-        self._fetch(block)
-        return self._joint[block](x)
+    def products(self, block: nn.Module, vec: Tensor, forward: bool = True) -> Tensor:
+        """vec [B, C] -> what the frozen weights of a block's modulation make of it, [B, outputs of all].
 
-    def _fetch(self, block: nn.Module) -> None:
-        self._swap.use(self._numbers[block], forward=True)
+        `forward` says which block's weights are fetched next.
+        """
+        self._swap.use(self._numbers[block], forward)
+        x = F.silu(vec)
+        if block in self._joint:
+            return self._joint[block](x)
+        return torch.cat([layer.whole_product(x) for layer in self._layers[block]], dim=-1)
 
 
 def are_one_matrix(layers: Sequence[Any]) -> bool:
@@ -131,7 +122,7 @@ class _JointProduct:
 
 
 class _Products(torch.autograd.Function):
-    """The same with a gradient for the vector, for which the weights are copied once more."""
+    """The products with a gradient for the vector, for which the weights are copied once more."""
 
     @staticmethod
     def forward(ctx: Any, vec: Tensor, modulation: OffloadedModulation, block: nn.Module) -> Tensor:
@@ -143,7 +134,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         with torch.enable_grad():
             vec = ctx.saved_tensors[0].detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(ctx.modulation.products(ctx.block, vec), vec, gradients[0])
+            products = ctx.modulation.products(ctx.block, vec, forward=False)
+            (gradient,) = torch.autograd.grad(products, vec, gradients[0])
         return gradient, None, None
 
 
@@ -154,8 +146,7 @@ def _without_product(cls: type[Any]) -> type[Any]:
 
     class WithoutProduct(cls):
         def whole_product(self, x: Tensor) -> Tensor:
-            """x [..., in] -> [..., out], with the weight and the bias."""
-            self._fetch()
+            """x [..., in] -> [..., out], with the weight, which is on the device, and the bias."""
             return getattr(super(), product)(x)
 
     def zeros(self: Any, x: Tensor) -> Tensor:

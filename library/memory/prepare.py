@@ -22,7 +22,7 @@ from library.families.capabilities import BlockModulation, HasModulation
 from library.families.stored_weights import restore_layer
 from library.memory import attention, channels_last, checkpointing, swapping
 from library.memory.compile_targets import Sizes, blocks_by_class, compile_targets, image_transformers, is_static
-from library.memory.modulation import MODULATION, OffloadedModulation, modulation_layers
+from library.memory.modulation import OffloadedModulation, modulation_layers
 from library.memory.quantization import fp8_storage
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _place_weights(preparation: _Preparation) -> None:
 def _join_layers(preparation: _Preparation) -> None:
     config = preparation.config
     whole = config.compile.compile and config.compile.compile_scope == "model"
-    if not (whole or config.memory.moves_weights or is_sharded(config)):
+    if not (whole or config.memory.moves_weights(config) or is_sharded(config)):
         getattr(preparation.denoiser, "join_layers", lambda: None)()
 
 
@@ -228,7 +228,7 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, plan:
 
 def offloaded_modulation(family: Family, config: RunConfig) -> Mapping[str, BlockModulation]:
     """Return the modulation layers that wait in host memory, by class of block."""
-    is_wanted = config.memory.moves_modulation and config.adapters
+    is_wanted = config.memory.moves_modulation(config)
     return family.modulation if is_wanted and isinstance(family, HasModulation) else {}
 
 
@@ -281,7 +281,7 @@ def _behaviours_within(block: nn.Module) -> set[str]:
         p.dtype.itemsize == 1 and p.dtype != torch.uint8 for p in block.parameters()
     ):  # also if adapters cast the weights
         behaviours.add(EIGHT_BIT)
-    if MODULATION in vars(block):
+    if swapping.MODULATION in vars(block):
         behaviours.add("modulation in CPU memory")
     return behaviours if "_swap" in vars(block) else behaviours - {SWAPPED}
 
@@ -302,7 +302,7 @@ def restored_after(denoiser: nn.Module, family: Family) -> Iterator[None]:
     finally:
         if swap := vars(denoiser).get("_swap"):
             swap.undo()
-        for modulation in {vars(block)[MODULATION] for block in blocks if MODULATION in vars(block)}:
+        for modulation in {vars(b)[swapping.MODULATION] for b in blocks if swapping.MODULATION in vars(b)}:
             modulation.undo()
         getattr(denoiser, "separate_layers", lambda: None)()
         denoiser._forward_pre_hooks.clear()

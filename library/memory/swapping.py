@@ -24,6 +24,7 @@ from library.memory import host_memory
 SLOTS = 2  # one in use, one being filled
 LEAVING = 1  # additional slot for trained weights that are being copied to the host
 ALIGNMENT = 256  # bytes, as kernels expect aligned weights
+MODULATION = "_modulation"  # the attribute of a block by which it finds its OffloadedModulation
 
 
 def choose_blocks(denoiser: nn.Module, counts: dict[str, int]) -> list[nn.Module]:
@@ -308,8 +309,8 @@ def swapped(cls: type[nn.Module]) -> type[nn.Module]:
 
     class Swapped(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if "_modulation" in self.__dict__:
-                args = self.__dict__["_modulation"].add_products(self, args)
+            if MODULATION in self.__dict__:
+                args = self.__dict__[MODULATION].add_products(self, args)
             if "_swap" not in self.__dict__:
                 return super().__call__(*args, **kwargs)
             swap, index = self.__dict__["_swap"]

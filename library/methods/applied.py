@@ -172,7 +172,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
     if isinstance(layer, nn.Linear):
         identity = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
-        # The weight of a layer without product is in host memory.
+        # A layer whose own product is computed ahead returns zeros for it (library/memory/modulation.py).
         product = getattr(layer, "whole_product", None) or getattr(layer, "unchanged", layer.forward)
         output = product(identity)[0].float()
         return (output if layer.bias is None else output - layer.bias.float()).T.contiguous()

@@ -162,7 +162,7 @@ class PictureEngine:
         return had_recordings
 
     def _room_to_keep(self) -> int | None:
-        if is_sharded(self._config) or self._config.memory.moves_weights:
+        if is_sharded(self._config) or self._config.memory.moves_weights(self._config):
             return 0  # weights are at hand only while their block runs
         return gpu_memory.memory_for_tensors(self._device) if self._device.type == "cuda" else None
 

@@ -226,8 +226,8 @@ class Compile:
             return "the backend cudagraphs records by itself"
         if self.compile and self.compile_mode == "max-autotune-no-cudagraphs":
             return f"compile_mode is {self.compile_mode}"
-        if run.memory.moves_weights:
-            return f"{run.memory.moves_weights} moves weights"
+        if moving := run.memory.moves_weights(run):
+            return f"{moving} moves weights"
         return "cpu_offload_checkpointing moves inputs" if run.memory.cpu_offload_checkpointing else ""
 
     @property
@@ -316,7 +316,8 @@ class Compile:
             return "compile_scope is model"
         if run.control_images.guided:
             return "blocks read the control image, which no other process has"
-        if moving := run.memory.moves_weights or (run.memory.cpu_offload_checkpointing and "cpu_offload_checkpointing"):
+        memory = run.memory
+        if moving := memory.moves_weights(run) or (memory.cpu_offload_checkpointing and "cpu_offload_checkpointing"):
             return Message("{option} moves what blocks compute with", option=moving)
         return ""
 

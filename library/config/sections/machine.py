@@ -206,13 +206,11 @@ class Memory:
         # Offloading activations implies checkpointing them.
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
-    @property
-    def moves_weights(self) -> str:
-        """The option that copies weights to the GPU in each step, "" if there is none."""
-        return "blocks_to_swap" if self.blocks_to_swap else "offload_modulation" if self.moves_modulation else ""
+    def moves_weights(self, run: RunConfig) -> str:
+        """Return the option that copies weights to the GPU in each step, "" if there is none."""
+        return "blocks_to_swap" if self.blocks_to_swap else "offload_modulation" if self.moves_modulation(run) else ""
 
-    @property
-    def moves_modulation(self) -> bool:
+    def moves_modulation(self, run: RunConfig) -> bool:
         return False  # most models have no large layers for it in their blocks
 
     def check(self, run: RunConfig) -> Iterator[Problem]:

@@ -71,20 +71,19 @@ class ModulatedMemory(Memory):
         label="Offload modulation",
     )
 
-    @property
-    def moves_modulation(self) -> bool:
-        return self.offload_modulation
+    def moves_modulation(self, run: RunConfig) -> bool:
+        return self.offload_modulation and self.can_offload_modulation(run)
 
     def can_offload_modulation(self, run: RunConfig) -> bool:
         """Return whether this training's model has such layers, frozen, and read by no other package."""
         is_plain = isinstance(run, AdapterRun) and run.network.module.startswith("networks.")
-        return is_plain and getattr(run.model, "has_modulation", True) and not run.compile.records_graphs
+        return is_plain and getattr(run.model, "has_modulation", True)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Reject offloading layers that are trained, or whose weights another package reads."""
         yield from Memory.check(self, run)
-        if not self.offload_modulation:
-            return
+        if not self.offload_modulation or not getattr(run.model, "has_modulation", True):
+            return  # without such layers it has no effect
         fix = {"offload_modulation": False}
         if not run.adapters:
             yield Problem(
