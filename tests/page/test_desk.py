@@ -112,6 +112,11 @@ SOUGHT = {
     "prodigy": "optimizer_type",
     "flip augmentation": "flip_aug",
     "max-train-steps": "max_train_steps",
+    "vram": "blocks_to_swap",
+    "CUDA out of memory": "blocks_to_swap",
+    "oom": "blocks_to_swap",
+    "slow": "compile",
+    "training speed": "compile",
 }
 
 
