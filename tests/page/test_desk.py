@@ -337,3 +337,18 @@ def test_on_a_phone_the_tabs_are_one_row_that_is_scrolled_and_the_keyboard_gets_
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     tabs.first.press("Enter")
     assert tabs.first.bounding_box()["x"] >= 0
+
+
+# The buttons of the bar whose words do not fit in, or that are out of the window.
+CUT = """() => [...document.querySelectorAll(".training .bar .row > button")]
+  .filter((button) => button.checkVisibility())
+  .filter((button) => button.scrollWidth > button.clientWidth || button.getBoundingClientRect().right > innerWidth)
+  .map((button) => button.textContent)"""
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "ja"])
+def test_the_buttons_of_a_training_fit_onto_small_phones(visit, language):
+    page = visit(locale=language).page
+    for width in (390, 360):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate(CUT) == [], width

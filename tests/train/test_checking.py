@@ -131,7 +131,7 @@ def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
     remarks = [str(problem) for problem in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
     assert any("prompts.txt, line 1: --w 100 becomes 96" in problem for problem in remarks)
-    assert any("prompts.txt, line 2: --l nan has no effect" in problem for problem in remarks)
+    assert any("prompts.txt, line 2: --l nan is ignored: write a number" in problem for problem in remarks)
 
 
 def test_what_is_held_out_for_validation_is_reported_by_folder(config):
