@@ -90,6 +90,9 @@ def test_reports_while_typing(visit, demo, served):
     visitor.fill(learning_rate="1e-")
     visitor.click("Torch Compile Settings")
     page.locator(".profile:visible", has_text="Balanced").click()
+    visitor.until("3 settings changed")
+    changed = page.locator(".message:visible .changes-made code").all_inner_texts()
+    assert sorted(changed) == ["compile", "compile_autotune", "compile_fallback"]
     visitor.until("graphs, about", ".outlook")
     page.locator("#lora-compile_autotune:checked").wait_for(state="attached")
     assert page.locator("#lora-learning_rate").input_value() == "1e-"
