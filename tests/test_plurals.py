@@ -51,7 +51,7 @@ SEVERAL = {
         (
             "{number} {name} blocks",
             "{count} steps",
-            "{images} in {buckets}, {batches} per epoch:  {steps} ",
+            "{images} in {buckets}, {batches} per epoch: {steps} ",
             "{x} batches",
             "{layers} layers learn",
         ),

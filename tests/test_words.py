@@ -157,7 +157,7 @@ def test_texts_of_every_place_are_looked_at():
     } <= places
     every = [text for _, text in texts()]
     assert any("Find duplicates" in text for text in every)  # a script's
-    assert any("higher learns more detail" in text for text in every)  # an option's help
+    assert any("Higher learns more detail" in text for text in every)  # an option's help
 
 
 def glossary() -> list[list[str]]:

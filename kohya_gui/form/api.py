@@ -207,7 +207,8 @@ class FormApi:
             changes = compare.difference_rows(before, config)
             filled = {"fill": form.fill(config, start), "changes": changes}
             return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
-        profile_values = option_values(presets.apply(chosen, config_class, form_values, notes))
+        profiled = presets.apply(chosen, config_class, form_values, notes)
+        profile_values = option_values(profiled)
         # Whatever a profile does not set stays as typed, right or wrong.
         profile_values = {name: value for name, value in profile_values.items() if value != valid_values[name]}
         fill = json.dumps({"family": submission.family, "values": form.shown(submission.family, profile_values)})
@@ -217,6 +218,7 @@ class FormApi:
             "text": compile_summary.compiling_sentence(chosen),
             "profile": True,
             "notes": notes,
+            "changes": compare.difference_rows(before, profiled),
         }
 
     def purpose(self, request: ApiRequest) -> JsonObject:

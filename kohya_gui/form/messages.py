@@ -114,11 +114,17 @@ def report_html(
         if failed
         else "No problems found"
     )
-    body = f'<ul class="findings">{"".join(listed)}</ul>{_field_marks_style(marks)}'
-    body += MODELS if any(problem_from_json(finding).option in model_files for finding in bad_findings) else ""
+    # Right below the problems, which come first: at the end, it would be out of sight on most screens.
+    missing = any(problem_from_json(finding).option in model_files for finding in bad_findings)
+    offer, first = MODELS if missing else "", len(bad_findings) if missing else len(listed)
+    body = f"{_findings_list(listed[:first])}{offer}{_findings_list(listed[first:])}{_field_marks_style(marks)}"
     body += PROBE if not bad_findings and not failed else ""
     kind = "bad early" if report.get("early") else "bad" if bad_findings or failed else "good"
     return _box(kind, title, body, shown, alert=bool(bad_findings) or failed)
+
+
+def _findings_list(lines: Sequence[str]) -> str:
+    return f'<ul class="findings">{"".join(lines)}</ul>' if lines else ""
 
 
 def without_captions(problem: Message, again: str) -> str:

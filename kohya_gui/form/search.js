@@ -13,6 +13,8 @@ import { jump } from "./sections.js";
 
 const MAX_RESULTS = 12, MIN_SHARE = 0.6; // results shown at most; share of the typed letters that a near one must have
 const MIN_ROOM = 160; // pixels needed above the bottom bar to show some results
+// What users search for when a training does not fit.
+const LOW_MEMORY = "low vram oom cuda out of memory";
 // Words that users of other pages search for.
 /** @type {Record<string, string>} */
 const KNOWN_AS = {
@@ -31,14 +33,18 @@ const KNOWN_AS = {
   text_encoder_lr: "t5xxl clip",
   learning_rate: "lr",
   unet_lr: "lr",
-  compile: "dynamo",
+  compile: "dynamo slow speed",
   compile_backend: "dynamo",
   compile_mode: "dynamo",
   num_processes: "multi gpu",
-  blocks_to_swap: "vram low memory offload",
-  offload_modulation: "vram low memory swap",
-  gradient_checkpointing: "vram low",
-  fp8_base: "vram low",
+  blocks_to_swap: `offload ${LOW_MEMORY}`,
+  gradient_checkpointing: LOW_MEMORY,
+  cpu_offload_checkpointing: LOW_MEMORY,
+  offload_modulation: `swap ${LOW_MEMORY}`,
+  fp8_base: LOW_MEMORY,
+  base_bits: LOW_MEMORY,
+  cache_latents_to_disk: LOW_MEMORY,
+  cache_text_encoder_outputs_to_disk: LOW_MEMORY,
   train_data_dir: "dataset pictures",
   reg_data_dir: "images",
   pretrained_model_name_or_path: "checkpoint",
@@ -151,14 +157,16 @@ function search(input) {
 }
 
 /**
- * The entries with the highest ranks; of equal ones, those at the top of the form first.
+ * The entries with the highest ranks; of equal ones, those at the top of the form first, and rarely used ones last.
  * @param {Entry[]} entries
  * @param {(entry: Entry) => number} rankOf
  */
 function best(entries, rankOf) {
   const ranked = entries.map((entry) => ({ ...entry, rank: rankOf(entry) })).filter((entry) => entry.rank);
   const onTop = (/** @type {Entry} */ { field }) => Number(Boolean(field.closest(".basics")));
-  ranked.sort((a, b) => b.rank - a.rank || onTop(b) - onTop(a) || a.label.length - b.label.length);
+  const isRare = (/** @type {Entry} */ { field }) => Number(around(field, ".field").classList.contains("advanced"));
+  ranked.sort((a, b) =>
+    b.rank - a.rank || onTop(b) - onTop(a) || isRare(a) - isRare(b) || a.label.length - b.label.length);
   return ranked.slice(0, MAX_RESULTS);
 }
 

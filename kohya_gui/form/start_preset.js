@@ -18,7 +18,7 @@ onSettled((where) => {
   all(sheet, "section").filter((group) => group.dataset.family === name).forEach((group) => sheet.prepend(group));
   const alternatives = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
-    make("span", {}, "Start:"),
+    make("span", {}, "Starting point:"),
     " ",
     make("b", {}, make("span", { className: start.id ? "" : "own" }, start.title)),
     more(where),

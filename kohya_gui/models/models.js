@@ -1,7 +1,7 @@
 // The dialog for base models: those on this computer, and downloads with all required parts.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { around, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
+import { all, around, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { family, fields, isFor } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
@@ -15,7 +15,7 @@ import { watcher } from "../tools/commands.js";
 /** @typedef {{ title: string, options: Record<string, string | boolean>, files: Wanted[] }} Offer */
 /**
  * @typedef {{ title: string, folder: string, free: number, bases: Found[], parts: Record<string, Found[]>,
- *   offers: Offer[], labels: Record<string, string>, busy: string }} Known
+ *   offers: Offer[], repository: string, labels: Record<string, string>, busy: string }} Known
  */
 /**
  * @typedef {{ files: { what: string, size: number, left: number, path: string }[], closed: string[], free: number,
@@ -23,6 +23,9 @@ import { watcher } from "../tools/commands.js";
  */
 
 const BASE = "pretrained_model_name_or_path", OTHER = "other", GET = "get:";
+
+/** @param {string} href */
+const link = (href) => make("a", { href, target: "_blank", rel: "noopener" }, href);
 
 /** The dialog; one for the whole page, built on first use. */
 class Models {
@@ -40,6 +43,7 @@ class Models {
     makeButton("Look", () => this.lookUp(), { className: "look" }),
     this.lookUpSaid,
     this.file);
+  whole = make("div", { className: "gate", hidden: true }); // about a repository that trainings download themselves
   parts = make("div", { className: "parts" });
   folder = make("input", { id: "models-folder", spellcheck: false, autocomplete: "off" });
   room = make("p", { className: "room", role: "status" });
@@ -60,6 +64,7 @@ class Models {
     this.title,
     make("div", { className: "inside" },
       make("div", { className: "field" }, make("label", { for: "models-model" }, "Model"), this.model),
+      this.whole,
       this.other,
       this.parts,
       this.into,
@@ -104,6 +109,7 @@ class Models {
   open(tab) {
     [this.tab, this.family, this.known, this.after] = [tab, family(formOf(tab)), null, null];
     this.title.textContent = "Base model";
+    this.whole.hidden = true;
     this.go.disabled = true;
     this.model.replaceChildren();
     this.parts.replaceChildren();
@@ -130,6 +136,7 @@ class Models {
       showMessage(this.said, "", "");
       this.title.textContent = say("Base model: {title}", { title: listing.title });
       this.folder.value = listing.folder;
+      this.showWhole(listing.repository);
       const localOptions = listing.bases.map((model) =>
         make("option", { value: model.path, title: model.path }, `${model.name} (${sizeOf(model.size)})`));
       const downloadOptions = listing.offers.map((offer, at) =>
@@ -171,15 +178,20 @@ class Models {
     this.other.hidden = this.model.value !== OTHER;
     this.file.hidden = !this.typed.length;
     const offer = this.offer(), { parts = {}, labels = {} } = this.known ?? {};
-    const rows = (offer?.files ?? []).filter(({ option }) => option !== BASE);
+    // Without downloads, only those parts that are on this computer.
+    const rows = offer
+      ? offer.files.filter(({ option }) => option !== BASE)
+      : Object.keys(this.base() ? parts : {}).map((option) => ({ option, what: "", name: "", size: 0 }));
     this.parts.replaceChildren(
       ...rows.map((part) => {
         const files = parts[part.option] ?? [], id = `models-part-${part.option}`;
         const list = make("select", { id, "data-part": part.option },
           files.map((file) =>
             make("option", { value: file.path, title: file.path }, `✓ ${file.name} (${sizeOf(file.size)})`)),
-          make("option", { value: GET + part.what },
-            say("Download {name} ({size})", { name: part.name, size: sizeOf(part.size) })));
+          part.what
+            ? make("option", { value: GET + part.what },
+              say("Download {name} ({size})", { name: part.name, size: sizeOf(part.size) }))
+            : "");
         const now = String(this.field(part.option)?.value ?? "");
         if (files.some((file) => file.path === now)) list.value = now;
         return make("div", { className: "field" },
@@ -221,6 +233,12 @@ class Models {
     }
   }
 
+  /** Whether there is a choice for each part; models without downloads list only what is on this computer. */
+  hasAllParts() {
+    const shown = [BASE, ...all(this.parts, "select").map((list) => list.dataset.part)];
+    return this.offer() !== null || Object.keys(this.known?.labels ?? {}).every((option) => shown.includes(option));
+  }
+
   /** @param {Wanted[]} files */
   show(files) {
     const sizes = files.map(({ what, size }) => this.plan?.files.find((file) => file.what === what)?.left ?? size);
@@ -233,8 +251,8 @@ class Models {
       total > free
         ? "{sizes} to download, and only {free} free: choose another folder"
         : "{sizes} to download, {free} free";
-    this.room.textContent =
-      files.length && total ? say(template, facts) : complete ? "All files are on this computer." : "";
+    const settled = complete && this.hasAllParts() ? "All files are on this computer." : "";
+    this.room.textContent = files.length && total ? say(template, facts) : settled;
     this.room.classList.toggle("bad", total > free);
     this.into.hidden = complete && !files.length;
     this.go.textContent = total ? say("Download {total}", facts) : "Use these files";
@@ -242,9 +260,24 @@ class Models {
     if (this.plan) showMessage(this.said, "", "");
   }
 
+  /**
+   * Offer the repository of a model that is not published as single files.
+   * @param {string} repository
+   */
+  showWhole(repository) {
+    this.whole.hidden = !repository;
+    if (!repository) return;
+    this.whole.replaceChildren(
+      make("h3", {}, repository),
+      make("p", {},
+        make("span", {}, "The training downloads all parts of this model. Accept its licence there first:"),
+        " ",
+        link(`https://huggingface.co/${repository}`)),
+      makeButton("Use this model", () => this.use({ [BASE]: repository }), { className: "look" }));
+  }
+
   /** @param {Plan} plan */
   showGate({ closed, token }) {
-    const link = (/** @type {string} */ href) => make("a", { href, target: "_blank", rel: "noopener" }, href);
     this.gate.replaceChildren(
       make("h3", {}, "This model asks for its licence to be accepted"),
       make("ol", {},

@@ -73,6 +73,7 @@ class ModelsApi:
             "bases": bases,
             "parts": parts,
             "offers": [self._offer(model, form, family) for model in facts.hub_models],
+            "repository": facts.hub_folder,
             "labels": {option: places[option][0] for option in (finding.MODEL_OPTION, *facts.part_options)},
             "busy": next((job.id for job in jobs.jobs_of_kinds("models") if job.active), ""),
         }

@@ -156,6 +156,15 @@ def file_of_event(run: reader.RecordedRun, event: JsonMapping) -> Path:
     return path
 
 
+def size_of_event(run: reader.RecordedRun, event: JsonMapping) -> tuple[int, int] | None:
+    """The width and height of a sample's event; None if its file is gone or is not an image of this run."""
+    try:
+        with _open_sample(file_of_event(run, event)) as picture:
+            return picture.width, picture.height
+    except (ConfigError, ValueError):
+        return None
+
+
 @lru_cache(maxsize=512)
 def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""

@@ -88,7 +88,7 @@ class SamplingTab:
         return {
             "files": weight_files,
             "prompts": [prompt for prompt in sample_prompts if prompt],
-            "fields": self._rows(settings)[1],
+            "fields": _size_of_samples(run) | self._rows(settings)[1],
             "takes": _takes(_drafted(run, settings)),
         }
 
@@ -276,6 +276,15 @@ def _takes(config: RunConfig | None) -> list[str]:
 
 def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return reader.progress(run.folder).update().events.get("sample", ())
+
+
+def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
+    """The size of a run's newest samples, if all have the same: a model trained at 512 draws worse at 1024."""
+    events = _sample_events(run)
+    newest = [event for event in events if event.get("step") == events[-1].get("step")]
+    sizes = {samples.size_of_event(run, event) for event in newest}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return {"width": str(size[0]), "height": str(size[1])} if size else {}
 
 
 def _of_samples(run: reader.RecordedRun) -> JsonObject:

@@ -222,16 +222,16 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
 def _say_images(config: RunConfig, images: ImageSet) -> Message:
     counts = data.summarise_images(images)
     clock = Clock.of(config, counts["batches_per_epoch"])
-    template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} are {epochs} epochs", "{count} steps"
+    template, steps = "{images} in {buckets}, {batches} per epoch: {steps} are {epochs} epochs", "{count} steps"
     if clock.total == 1:
-        template, steps = "{images} in {buckets}, {batches} per epoch:  {steps} is {epochs} epochs", "{count} step"
+        template, steps = "{images} in {buckets}, {batches} per epoch: {steps} is {epochs} epochs", "{count} step"
     return Message(
         template,
         images=counted(counts["images"], "image"),
         buckets=counted(len(counts["buckets"]), "bucket"),
         batches=_say_batches(counts["batches_per_epoch"]),
         steps=Message(steps, count=f"{clock.total:,}"),
-        epochs=f"{clock.total / clock.per_epoch:,.1f}",
+        epochs=f"{clock.total / clock.per_epoch:,.1f}".removesuffix(".0"),
     )
 
 
@@ -306,6 +306,8 @@ def _check_compiling(config: RunConfig, on_gpu: bool) -> Finding:
 
 def _check_disk_space(config: RunConfig) -> Finding:
     free = free_space(Path(config.save.output_dir or ""))
+    if not saved_size(config):  # the base model could not be read
+        return Finding("disk", "ok", Message("{free} free", free=size_text(free)))
     file_size, state_interval = saved_size(config), config.save.save_state_every_n_minutes
     state = fitting.state_size(config, model_stats(config)) if state_interval else 0.0
     total_size = _count_saves(config) * file_size + 2 * state  # the new one is complete before the old one is deleted

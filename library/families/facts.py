@@ -166,6 +166,7 @@ class FamilyFacts:
     # Options inferred from a file's name where its header is ambiguous: pattern of the name -> their values.
     named_options: Mapping[str, Mapping[str, str | bool]] = field(default_factory=lambda: MappingProxyType({}))
     hub_models: tuple[HubModel, ...] = ()  # available for download, the default first
+    hub_folder: str = ""  # owner/name of the model in diffusers' layout, where no single files are published
     few_step_loras: tuple[FewStepLora, ...] = ()  # that the page proposes for samples
     assistant_loras: tuple[HubLora, ...] = ()  # with which its distilled models are trained
     # Text encoder -> its key in the files of textual inversions, if that is not its name.

@@ -13,6 +13,7 @@ from library.config.schema import changed, flatten_sections, options_of
 
 Kind = Literal["kept", "renamed", "changed", "ineffective", "ignored", "unknown", "empty", "default"]
 TO_FIX = "to fix: {problem}"
+MISSING = "this file was not found"  # how reasons begin that ask for something in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,13 @@ class Imported:
 
     def lines(self) -> list[MessageLike]:
         """Return the messages for the page: what to fix, what was guessed, changed or left out, and notes."""
-        to_fix = [Message(TO_FIX, problem=problem) for problem in self.problems]
+        grouped = _group_by_reason(self.of("ignored"))
+        missing = [
+            Message("{key}: {text}", key=keys, text=as_message(reason))
+            for reason, keys in grouped
+            if _is_missing(reason)
+        ]
+        to_fix = [Message(TO_FIX, problem=problem) for problem in (*self.problems, *missing)]
         changed = [
             Message("{key}: {text}", key=outcome.key, text=as_message(outcome.text)) for outcome in self.of("changed")
         ]
@@ -61,9 +68,10 @@ class Imported:
         defaults_text = join_messages(self._defaults())
         template = "not in the file, so {trainer} has: {values}"
         defaults = [Message(template, trainer=self.program, values=defaults_text)] if defaults_text else []
-        grouped = _group_by_reason(self.of("ignored"))
         ignored = [
-            Message("ignored: {keys}: {reason}", keys=keys, reason=as_message(reason)) for reason, keys in grouped
+            Message("ignored: {keys}: {reason}", keys=keys, reason=as_message(reason))
+            for reason, keys in grouped
+            if not _is_missing(reason)
         ]
         guessed = [self.guess] if self.guess else []
         first = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
@@ -131,6 +139,10 @@ class Imported:
 
 def as_message(text: MessageLike) -> Message:
     return text if isinstance(text, Message) else Message(text)
+
+
+def _is_missing(reason: MessageLike) -> bool:
+    return as_message(reason).template.startswith(MISSING)
 
 
 def _group_by_reason(outcomes: Iterable[KeyOutcome]) -> list[tuple[MessageLike, str]]:

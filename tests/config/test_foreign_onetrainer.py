@@ -284,6 +284,11 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
         "sample_after_unit": "EPOCH",
     }
     (tmp_path / "a.json").write_text(json.dumps(settings), encoding="utf-8")
+    (tmp_path / "concepts.json").rename(tmp_path / "moved.json")
+    first, *others = map(str, importers.import_file(tmp_path / "a.json", CONFIGS).lines())
+    assert first.startswith("to fix: concept_file_name: this file was not found")
+    assert not any("concept_file_name" in line for line in others)
+    (tmp_path / "moved.json").rename(tmp_path / "concepts.json")
     assert main.main(["import", str(tmp_path / "a.json"), "-o", str(tmp_path / "run.toml")]) == 0
     run = read_toml(tmp_path / "run.toml")
     sets = sets_of(run["dataset_config"])

@@ -90,6 +90,9 @@ def test_reports_while_typing(visit, demo, served):
     visitor.fill(learning_rate="1e-")
     visitor.click("Torch Compile Settings")
     page.locator(".profile:visible", has_text="Balanced").click()
+    visitor.until("3 settings changed")
+    changed = page.locator(".message:visible .changes-made code").all_inner_texts()
+    assert sorted(changed) == ["compile", "compile_autotune", "compile_fallback"]
     visitor.until("graphs, about", ".outlook")
     page.locator("#lora-compile_autotune:checked").wait_for(state="attached")
     assert page.locator("#lora-learning_rate").input_value() == "1e-"
@@ -112,6 +115,11 @@ SOUGHT = {
     "prodigy": "optimizer_type",
     "flip augmentation": "flip_aug",
     "max-train-steps": "max_train_steps",
+    "vram": "blocks_to_swap",
+    "CUDA out of memory": "blocks_to_swap",
+    "oom": "blocks_to_swap",
+    "slow": "compile",
+    "training speed": "compile",
 }
 
 
@@ -332,3 +340,18 @@ def test_on_a_phone_the_tabs_are_one_row_that_is_scrolled_and_the_keyboard_gets_
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     tabs.first.press("Enter")
     assert tabs.first.bounding_box()["x"] >= 0
+
+
+# The buttons of the bar whose words do not fit in, or that are out of the window.
+CUT = """() => [...document.querySelectorAll(".training .bar .row > button")]
+  .filter((button) => button.checkVisibility())
+  .filter((button) => button.scrollWidth > button.clientWidth || button.getBoundingClientRect().right > innerWidth)
+  .map((button) => button.textContent)"""
+
+
+@pytest.mark.parametrize("language", ["en", "zh", "ja"])
+def test_the_buttons_of_a_training_fit_onto_small_phones(visit, language):
+    page = visit(locale=language).page
+    for width in (390, 360):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate(CUT) == [], width

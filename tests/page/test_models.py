@@ -165,6 +165,24 @@ def test_other_forms_are_sentences(api):
 
 
 @pytest.mark.browser
+def test_a_model_that_is_published_as_a_repository_alone_is_offered_whole(visit):
+    facts = families.facts_of("flux_3")
+    assert facts.hub_folder and not facts.hub_models
+    visitor = visit()
+    page = visitor.page
+    visitor.family(facts.title)
+    page.locator(".find-models:visible").click()
+    dialog = page.locator("dialog.models")
+    dialog.get_by_role("link", name=facts.hub_folder).wait_for()
+    dialog.get_by_role("button", name="Use this model").click()
+    assert page.locator("#lora-pretrained_model_name_or_path").input_value() == facts.hub_folder
+    visitor.family(FAMILY.title)
+    page.locator(".find-models:visible").click()
+    dialog.get_by_text(f"Base model: {FAMILY.title}").wait_for()
+    assert not dialog.get_by_role("button", name="Use this model").is_visible()
+
+
+@pytest.mark.browser
 def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):  # noqa: F811
     for facts in families.all_families():
         for offer in facts.hub_models:

@@ -173,6 +173,8 @@ def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, 
 
 def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     run, written = run_with_samples(tmp_path / "root", "shared-1"), tmp_path / "root" / "prompts.txt"
+    for picture in tmp_path.rglob("*.png"):
+        picture.unlink()  # their size would be proposed, too
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
     with (run / layout.TOML).open("a", encoding="utf-8") as toml:
         toml.write(f"sample_prompts = {toml_value(str(written))}\n")
@@ -206,6 +208,19 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     assert read_toml(tab.started[0][1]) == {
         "pretrained_model_name_or_path": str(tmp_path / "root" / "model.safetensors")
     }
+
+
+def test_pictures_get_the_size_of_a_runs_newest_samples_if_all_have_the_same(tab, tmp_path):
+    run_with_samples(tmp_path / "root")
+    of_run = lambda: tab.of_run(ApiRequest({"run": "zorb-1"}))["fields"]  # noqa: E731
+    files = [Path(event["file"]) for event in sampling._sample_events(sampling._run("zorb-1"))]
+    for path in files:
+        Image.new("RGB", (64, 96) if path in files[-2:] else (32, 32)).save(path)
+    assert of_run() == {"width": "64", "height": "96"}
+    Image.new("RGB", (96, 64)).save(files[-1])
+    assert of_run() == {}
+    files[-1].unlink()
+    assert of_run() == {}
 
 
 def test_only_pictures_of_a_comparison_inside_the_roots_are_shown(tab, tmp_path):

@@ -168,7 +168,7 @@ def test_no_catalogue_has_a_line_that_nothing_says():
 def test_every_text_of_the_page_is_in_every_catalogue_and_so_is_all_help():
     shown = page()
     assert len(shown) > 600 and {"Base model", "Train", "Torch Compile Settings", "not set"} <= set(shown)
-    assert "16 suits most; higher learns more detail and makes a larger file. Empty: 4." in shown
+    assert "16 or 32 suits most. Higher learns more detail, in a larger file. Empty: 4." in shown
     assert not absent(shown), "add these"
 
 

@@ -40,9 +40,16 @@ def test_valid_config_reports_its_data(config):
     report = checking.make_report(config)
     assert report.problems == []
     texts = {finding.topic: finding.text for finding in report.findings}
-    assert "12 images in 3 buckets, 18 batches per epoch:  60 steps are 3.3 epochs" in str(texts["images"])
+    assert "12 images in 3 buckets, 18 batches per epoch: 60 steps are 3.3 epochs" in str(texts["images"])
     assert {"model", "captions", "caches", "training", "GPU", "compiling", "disk"} <= set(texts)
     assert json.loads(json.dumps(report.as_json()))["fit"]["peak"] > 0
+
+
+def test_nothing_is_said_of_files_of_unknown_size_and_whole_epochs_have_no_fraction(config, monkeypatch):
+    monkeypatch.setattr(checking, "saved_size", lambda config: 0.0)  # as of some models that cannot be read
+    report = checking.make_report(replace_options(config, max_train_steps=36))
+    texts = {finding.topic: str(finding.text) for finding in report.findings}
+    assert texts["disk"].endswith(" free") and texts["images"].endswith("36 steps are 2 epochs")
 
 
 @pytest.mark.parametrize(("other_fix", "times"), [({"seed": 1}, 1), ({"seed": 2}, 2), ({}, 2)])
@@ -124,7 +131,7 @@ def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
     remarks = [str(problem) for problem in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
     assert any("prompts.txt, line 1: --w 100 becomes 96" in problem for problem in remarks)
-    assert any("prompts.txt, line 2: --l nan has no effect" in problem for problem in remarks)
+    assert any("prompts.txt, line 2: --l nan is ignored: write a number" in problem for problem in remarks)
 
 
 def test_what_is_held_out_for_validation_is_reported_by_folder(config):

@@ -25,7 +25,7 @@ class Network:
     usual: ClassVar[str] = "networks.lora"  # default of an empty network_module
     network_dim: int | None = opt(
         None,
-        "16 suits most; higher learns more detail and makes a larger file. Empty: 4.",
+        "16 or 32 suits most. Higher learns more detail, in a larger file. Empty: 4.",
         label="Rank",
         min=1,
         ceiling=LARGEST_RANK,

@@ -30,12 +30,12 @@ class Compile:
     )
     compile_mode: Mode = opt(
         "default",
-        "default suits most. reduce-overhead replays CUDA graphs; max-autotune takes minutes.",
+        "Default suits most. Reduce overhead replays CUDA graphs; max autotune takes minutes.",
         label="Mode",
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
         "auto",
-        "auto decides by the data set. true compiles once for all image sizes, false per size.",
+        "Auto decides by the data set. true: one graph for all image sizes; false: one per size.",
         parse=switch,
         label="Dynamic sizes",
         words={"true": "One graph for all sizes", "false": "One graph per size"},
@@ -56,7 +56,7 @@ class Compile:
     )
     cuda_graphs: Literal["auto", "true", "false"] = opt(
         "auto",
-        "Record steps as CUDA graphs and replay them: faster. auto: where it fits in memory.",
+        "Record steps as CUDA graphs and replay them: faster. Auto: where it fits in memory.",
         parse=switch,
         label="CUDA graphs",
     )

@@ -67,7 +67,7 @@ class Optim:
 
     learning_rate: float = opt(
         2e-6,
-        "1e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images are distorted.",
+        "1e-4 to 5e-4 for LoRA, 1e-5 for a full model, 1 for Prodigy. Lower it if images distort.",
         min=0.0,
         usual=None,  # differs by kind of training
     )

@@ -67,7 +67,7 @@ class ModulatedMemory(Memory):
 
     offload_modulation: bool = opt(
         False,
-        "Modulation layers stay in CPU memory: a quarter to a third less model on the GPU.",
+        "A quarter to a third of the model waits in CPU memory. For a 4-bit base, or slow swapping.",
         label="Offload modulation",
     )
 

@@ -68,6 +68,7 @@ FACTS = FamilyFacts(
     graphs={"Flux3ImageBlock": 1, "Flux3TextBlock": 1, "MMSingleStreamBlock": 1},  # one more with reference images
     compile_seconds=15,  # as of other families of three graphs; not measured
     has_sd_scripts_defaults=False,
+    hub_folder="black-forest-labs/flux-3-image-klein-base",
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
     part_options={"text_encoder": is_qwen3_vl_4b, "vae": is_vae_with_statistics},
 )
