@@ -136,7 +136,7 @@ def _step(weight: Tensor) -> Tensor:
     info = torch.finfo(weight.dtype)
     exponent = torch.frexp(weight.float()).exponent
     smallest = torch.tensor(info.smallest_normal * info.eps)
-    return torch.maximum(torch.ldexp(torch.tensor(info.eps), exponent - 1), smallest)
+    return torch.maximum(torch.ldexp(torch.full_like(exponent, info.eps, dtype=torch.float32), exponent - 1), smallest)
 
 
 def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:
