@@ -19,7 +19,8 @@ from library.sampling.prompts import Prompt
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
 MAX_IMAGES = 200  # images per comparison
-# Options besides the model's: number formats, memory, sampler, and how passes are compiled and recorded.
+# Options besides the model's: number formats, memory, sampler, how passes are compiled and recorded, what is merged
+# into the model, and how noise and references are made. tests/sampling/test_sampled_options.py decides about others.
 OPTIONS = (
     "mixed_precision",
     *("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation", "base_bits"),
@@ -29,6 +30,7 @@ OPTIONS = (
     *("sample_lora", "sample_batch_size", "sample_cache", "sample_attention", "sample_compile"),
     *("compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit"),
     *("compile_blocks", "compile_cache_dir", "cuda_graphs", "cuda_allow_tf32", "cuda_cudnn_benchmark"),
+    *("base_weights", "base_weights_multiplier", "zero_terminal_snr", "transparent_background"),
 )
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
@@ -92,6 +94,11 @@ def option_problems(family: str, names: Iterable[str]) -> Iterator[Problem]:
         elif name not in understood(config):
             hint = did_you_mean(name, effective, option_name)
             yield Problem(name, "is not an option{hint}", hint=hint)
+
+
+def with_merged(column: Column, merged: Weighted) -> Column:
+    """Return the column with the files that are merged into the model in front of its own."""
+    return replace(column, loras=(*merged, *column.loras))
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
