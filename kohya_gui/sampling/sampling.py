@@ -193,16 +193,15 @@ class SamplingTab:
             script, values = str(run.facts.get("script")), _run_settings(run)
             if script not in RUNS:
                 raise ConfigError("There is no such choice: load the page again.")
-            family = config_class(script).family
+            kind = config_class(script)
         else:
             form = self.forms.get(name.removeprefix(TAB))
             if form is None:
                 raise ConfigError("There is no such choice: load the page again.")
             submission = form.parse_submission(request.text("form"))
-            family, values = submission.family, submission.values
-        config = build_config(
-            config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[]
-        )
+            kind, values = form.configs[submission.family], submission.values
+        sampled = config_class(families.lora_script(kind.family))
+        config = build_config(sampled, plan.sampling_values(kind, values), notes=[])
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(
                 "The form of {titles} names no base model: fill that in first.",

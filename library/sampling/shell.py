@@ -233,15 +233,16 @@ def read_sample_config(path: Path, options: JsonMapping, script_of: Callable[[Pa
     `script_of` returns the script of a TOML. Raises ConfigError for a file that is neither.
     """
     if path.suffix.lower() == ".toml":
-        values = read_toml(path)
-        family = families.config_class(script_of(path)).family
+        kind = families.config_class(script_of(path))
+        values = plan.sampling_values(kind, read_toml(path))
     else:
         recognised = recognise_file(path)
         if not recognised.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
-        family, values = recognised.family, {MODEL_OPTION: str(path), **recognised.options}
+        kind = families.config_class(families.lora_script(recognised.family))
+        values = {MODEL_OPTION: str(path), **recognised.options}
     if "base_weights" in options:  # its own strengths, not those of the TOML's files
         values = {name: value for name, value in values.items() if name != "base_weights_multiplier"}
-    of_samples = plan.sampling_values(family, {**values, **options})
-    reading = read_layers(families.config_class(families.lora_script(family)), [Layer(of_samples)])
-    return replace(reading, problems=[*plan.option_problems(family, options), *reading.problems])
+    sampled = families.config_class(families.lora_script(kind.family))
+    reading = read_layers(sampled, [Layer(plan.sampling_values(sampled, {**values, **options}))])
+    return replace(reading, problems=[*plan.option_problems(kind.family, options), *reading.problems])
