@@ -4,6 +4,7 @@ import mimetypes
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -192,16 +193,15 @@ class SamplingTab:
             script, values = str(run.facts.get("script")), _run_settings(run)
             if script not in RUNS:
                 raise ConfigError("There is no such choice: load the page again.")
-            family = config_class(script).family
+            kind = config_class(script)
         else:
             form = self.forms.get(name.removeprefix(TAB))
             if form is None:
                 raise ConfigError("There is no such choice: load the page again.")
             submission = form.parse_submission(request.text("form"))
-            family, values = submission.family, submission.values
-        config = build_config(
-            config_class(families.lora_script(family)), plan.sampling_values(family, values), notes=[]
-        )
+            kind, values = form.configs[submission.family], submission.values
+        sampled = config_class(families.lora_script(kind.family))
+        config = build_config(sampled, plan.sampling_values(kind, values), notes=[])
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(
                 "The form of {titles} names no base model: fill that in first.",
@@ -249,8 +249,19 @@ def _run_settings(run: reader.RecordedRun) -> JsonObject:
         return read_toml(path)
     start_folder = Path(str(run.facts.get("folder") or ""))
     settings = {name: value for name, value in flatten_sections(resume.run_settings(run)).items() if value is not None}
-    paths_of = {name: start_folder / value for name, value in settings.items() if isinstance(value, str) and value}
-    return settings | {name: str(path) for name, path in paths_of.items() if path.exists()}
+    return {name: _with_paths_found(start_folder, value) for name, value in settings.items()}
+
+
+def _with_paths_found(folder: Path, value: Any) -> Any:
+    """A value with full paths of the files in a folder that it names: one, several, or one with a strength."""
+    if isinstance(value, list):
+        return [_with_paths_found(folder, item) for item in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if (folder / value).exists():
+        return str(folder / value)
+    name, colon, strength = value.rpartition(":")
+    return f"{folder / name}:{strength}" if colon and name and (folder / name).is_file() else value
 
 
 def _drafted(run: reader.RecordedRun, settings: JsonMapping) -> RunConfig | None:

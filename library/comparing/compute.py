@@ -22,14 +22,14 @@ from library.curation.similar_images import NEAR, looks
 from library.data import finding
 from library.data.images import ImageSet
 from library.families.recognition import recognise_file
-from library.methods import base_weights
 from library.methods.small_files import tensor_names_of
 from library.runs import layout
 from library.sampling import generate
 from library.sampling import plan as sampling
-from library.sampling.generate import ColumnSampler, OpenModel, Sheet
+from library.sampling.generate import ColumnSampler, OpenModel
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
+from library.sampling.sheet import Sheet, save_image, side_by_side
 
 COMPARISON = "comparison.json"
 PROMPTS_FROM_CAPTIONS = 4  # prompts made from captions
@@ -110,7 +110,7 @@ class FileComparer:
         sheet = Sheet(
             [str(file.title) for file in comparison.files], comparison.rows, comparison.folder, comparison.pictures
         )
-        generate.save_image(generate.side_by_side(sheet), Path(comparison.grid), {})
+        save_image(side_by_side(sheet), Path(comparison.grid), {})
         layout.store(comparison.folder / COMPARISON, comparison.as_json())
         self.store(comparison)
         return comparison
@@ -118,9 +118,8 @@ class FileComparer:
     def _adapters(self) -> torch.device:
         """Compare files on one model."""
         config = plan.model_config(self.config)
-        base = [(Path(path), weight) for path, weight in base_weights.files_with_strengths(self.config)]
-        columns = [Column(str(file.title), (*base, (file.path, 1.0))) for file in self.comparison.files]
-        files = [*(path for column in columns for path, _ in column.loras), *methods.assistant_lora(self.config)]
+        columns = [Column(str(file.title), ((file.path, 1.0),)) for file in self.comparison.files]
+        files = [*(file.path for file in self.comparison.files), *methods.assistant_lora(self.config)]
         model = generate.open_sampling_model(config, files, self.report)
         sample = self._sampler(model, config, len(columns))
         for number, column in enumerate(columns):
@@ -165,8 +164,9 @@ class FileComparer:
 
         def keep(row: int, image: Image.Image) -> None:
             path = comparison.folder / f"{row:02d}_{number:02d}.png"
-            facts = sampling.image_metadata(sample.prompts[row], column, str(file.path), model.applied.tagged)
-            generate.save_image(image, path, facts)
+            shown, tagged = sample.with_all_shown(column), model.named_in_prompts
+            facts = sampling.image_metadata(sample.prompts[row], shown, str(file.path), tagged)
+            save_image(image, path, facts)
             comparison.pictures[row][number] = str(path)
             self.report(Message("generating"), done + row + 1, total)
             self.store(comparison)

@@ -34,6 +34,7 @@ LEFT_OUT = (
     "sample_prompts",
     "logging_dir",
 )
+MERGED = ("base_weights", "base_weights_multiplier")  # of the section `network`, but files learn on top of them
 LEFT_OUT_SECTIONS = ("compile", "distributed", "network", "log", "hub", "optim")
 
 
@@ -177,11 +178,15 @@ def model_config(config: RunConfig, model: Path | None = None) -> RunConfig:
     values = {
         name: value
         for name, value in option_values(config).items()
-        if name in options and name not in LEFT_OUT and options[name].section not in LEFT_OUT_SECTIONS
+        if name in options and (name in MERGED or not _is_of_training(name, options[name].section))
     }
     if model is not None:
         values["pretrained_model_name_or_path"] = str(model)
     return draft(kind, values)
+
+
+def _is_of_training(name: str, section: str) -> bool:
+    return name in LEFT_OUT or section in LEFT_OUT_SECTIONS
 
 
 def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:

@@ -183,7 +183,13 @@ def control_fit(subset: SubsetConfig, size: Size, bucket: Size) -> BucketFit | N
 
 
 def _reference_files(survey: "Survey", subset: SubsetConfig, image: Image) -> tuple[str, ...]:
-    return tuple(path for folder in subset.control_directories for path in _named_like(survey, subset, folder, image))
+    """Return an image's files of all folders, in their order. A folder may lack one only if those behind it do, too."""
+    by_folder = {folder: [*_named_like(survey, subset, folder, image)] for folder in subset.control_directories}
+    last = max((number for number, paths in enumerate(by_folder.values()) if paths), default=0)
+    for folder, paths in [*by_folder.items()][:last]:
+        if not paths and os.path.isdir(folder):  # a later folder's would take its place
+            survey.unreferenced.setdefault(folder, []).append(image.path)
+    return tuple(path for paths in by_folder.values() for path in paths)
 
 
 def _named_like(survey: "Survey", subset: SubsetConfig, folder: str, image: Image) -> Iterator[str]:

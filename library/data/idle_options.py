@@ -86,7 +86,8 @@ def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
         )
     yield from _about_masks(config, survey)
-    if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in images):
+    read = [*survey.images.items, *(control for image in survey.images.items for control in image.controls)]
+    if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in read):
         yield Problem(
             "transparent_background",
             "has no effect: none of the images has a transparent area, or an alpha channel",

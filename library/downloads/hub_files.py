@@ -10,6 +10,7 @@ from library.config.hub_names import is_file_id
 from library.config.problems import Message, Problem, Report
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
+from library.config.sections import AdapterRun
 from library.config.values import split_strength
 from library.downloads import hub
 from library.families.shared.hub import ID
@@ -52,6 +53,16 @@ def with_local_lora(config: RunConfig, option: str, find: Callable[[str], Path |
     file, strength = split_strength(option_values(config)[option] or "")
     path = find(file) if is_file_id(file) else None
     return with_value(config, option, f"{path}:{strength:g}") if path else config
+
+
+def with_local_base_weights(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
+    """Return the config with the paths of the files of `base_weights` that are on the hub, as `find` returns them; None
+    leaves a name.
+    """
+    if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
+        return config
+    paths = tuple(str(find(name) or name) if is_file_id(name) else name for name in config.network.base_weights)
+    return replace(config, network=replace(config.network, base_weights=paths))
 
 
 def with_value(config: RunConfig, option: str, value: str | None) -> RunConfig:

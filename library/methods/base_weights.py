@@ -19,12 +19,12 @@ from library.methods import lora, lora_files
 OPTION = "base_weights"
 
 
-def files_with_strengths(config: RunConfig) -> list[tuple[str, float]]:
+def files_with_strengths(config: RunConfig) -> list[tuple[Path, float]]:
     """Return the files of `base_weights`, each with its multiplier: 1 where none is given."""
     if not isinstance(config, AdapterRun):
         return []
-    files, multipliers = config.network.base_weights or (), config.network.base_weights_multiplier or ()
-    return list(zip(files, (*multipliers, *[1.0] * len(files)), strict=False))
+    files, multipliers = map(Path, config.network.base_weights or ()), config.network.base_weights_multiplier or ()
+    return list(zip(files, (*multipliers, *[1.0] * len(config.network.base_weights or ())), strict=False))
 
 
 def merge_when_read(components: ModelComponents, family: Family, config: RunConfig) -> None:
@@ -38,7 +38,7 @@ def merge_when_read(components: ModelComponents, family: Family, config: RunConf
             components.deferred[name] = replace(
                 source,
                 read=partial(_read_merged, name, source, family, config),
-                files=(*source.files, *(Path(path) for path, _ in pairs)),
+                files=(*source.files, *(path for path, _ in pairs)),
                 kind=f"{source.kind} merged {[strength for _, strength in pairs]}",
                 merged=True,
             )
@@ -70,6 +70,6 @@ def _read_merged(name: str, source: DeferredNetwork, family: Family, config: Run
     return encoder
 
 
-def _opened(config: RunConfig) -> Iterator[tuple[str, float, dict[str, Tensor]]]:
+def _opened(config: RunConfig) -> Iterator[tuple[Path, float, dict[str, Tensor]]]:
     for path, strength in files_with_strengths(config):
         yield path, strength, lora_files.plain_file(OPTION, path, config.family)

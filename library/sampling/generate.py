@@ -4,17 +4,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw, PngImagePlugin
+from PIL import Image
 
-from library import families
+from library import families, methods
 from library.compiler.log import CompileLog
 from library.config.building import Reading
-from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem, Report, collecting
 from library.config.run_config import RunConfig
 from library.data import pixels
@@ -23,10 +22,10 @@ from library.downloads import hub_files
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.families.shared.vae_memory import is_out_of_memory
-from library.files import write_atomic
 from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
+from library.methods import base_weights
 from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
 from library.sampling import prompts as prompt_files
@@ -37,6 +36,7 @@ from library.sampling.file_checks import missing_files, unusable_files, unusable
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
+from library.sampling.sheet import Sheet, save_image, side_by_side
 
 logger = logging.getLogger(__name__)
 AS_SEEN = pixels.Decoding(upright=True)  # decode control images of prompts as viewers and diffusers do
@@ -45,29 +45,6 @@ REPLACED = (
     "them again for the new file"
 )
 DECODED = {"tiles": "in tiles", "CPU": "on the CPU, which is slow"}
-MARGIN, TITLE = 8, 22  # pixels in the grid
-SMALLEST = 160
-
-
-@dataclass
-class Sheet:
-    """The image files of a comparison by row and column; "" if not generated yet."""
-
-    columns: list[str]
-    rows: list[str]
-    folder: Path
-    files: list[list[str]] = field(default_factory=list)
-    grid: str = ""
-
-    def as_json(self) -> JsonObject:
-        """Return the sheet for the page."""
-        return {
-            "columns": self.columns,
-            "rows": self.rows,
-            "folder": str(self.folder),
-            "files": self.files,
-            "grid": self.grid,
-        }
 
 
 @dataclass(frozen=True)
@@ -78,6 +55,12 @@ class OpenModel:
     world: World
     components: ModelComponents
     applied: AppliedFiles
+    merged: plan.Weighted = ()  # files of base_weights, with their strengths
+
+    @property
+    def named_in_prompts(self) -> set[Path]:
+        """The LoRA files that it shows, which other programs name in prompts."""
+        return {*self.applied.tagged, *(path for path, _ in self.merged)}
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -97,7 +80,8 @@ class OpenModel:
 
 
 def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report, word: str = "") -> OpenModel:
-    """Load a config's model with adapter files, which start switched off, and prepare it to sample.
+    """Load a config's model with its base_weights merged and with adapter files, which start switched off, and prepare
+    it to sample.
 
     `check_before` reports problems of the config. `word` is the prompt word of embeddings without one. Raises
     ConfigError for files that do not fit.
@@ -107,6 +91,7 @@ def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report
     world = World(config)
     components = family.load(world.storage_dtype, world.compute_dtype, deferring=True)
     file_identity.note_files(*components.deferred_files)
+    base_weights.merge_when_read(components, family, config)
     fp8_storage.store_when_read(components, config)
     components.read_denoiser(plan_placement(family, config, world.device))
     components.read_vae()
@@ -114,13 +99,14 @@ def open_sampling_model(config: RunConfig, files: Iterable[Path], report: Report
     for network in (components.denoiser, components.vae, *components.encoders.values()):
         if network is not None:
             network.requires_grad_(False).eval()
+    base_weights.merge_into_model(components, family, config)
     applied = AppliedFiles(components, family, word)
     for path in dict.fromkeys((*files, *few_steps.sample_lora(config))):
         applied.add(path)
     file_identity.check_watched_files()  # everything was read from the same files
     prepare_encoders(components.encoders, {}, config)
     prepare_denoiser(components.denoiser, family, config, world.device, ())
-    return OpenModel(family, world, components, applied)
+    return OpenModel(family, world, components, applied, base_weights.files_with_strengths(config))
 
 
 class ColumnSampler:
@@ -144,6 +130,7 @@ class ColumnSampler:
         self._columns, self._before_pass, self._changes = columns, before_pass, 0
         denoiser, family, device = model.components.denoiser, model.family, model.world.device
         self._engine = PictureEngine(denoiser, family, config, device, CompileLog())
+        self._decoding = replace(AS_SEEN, ground=config.data.transparent_background or "")
         self.prompts = [
             prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
         ]
@@ -157,12 +144,12 @@ class ColumnSampler:
             if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
                 with model.encoders_on_device():
-                    self._sampler.remember(_requested(prompt, model.applied) for prompt in self.prompts)
+                    self._sampler.remember(self._requested(prompt) for prompt in self.prompts)
             with (
                 self._sampler.vae_on(model.world.device),
                 self._engine.running(left, self._before_pass, records=not self._cache.is_on),
             ):
-                requests = [(row, _requested(prompt, model.applied)) for row, prompt in enumerate(self.prompts)]
+                requests = [(row, self._requested(prompt)) for row, prompt in enumerate(self.prompts)]
                 for row, image in in_batches(self._sampler, requests, self._sizer, self._pictures):
                     if isinstance(image, Exception):
                         raise _explained(image, requests[row][1])
@@ -189,6 +176,21 @@ class ColumnSampler:
             yield
         finally:
             applied.set(dict(column.loras))
+
+    def _requested(self, prompt: Prompt) -> SampleRequest:
+        """Return the sampler's request: words of embeddings become their tokens, and the control image is read."""
+        request, guide = request_of(prompt, self._decoding), prompt.controlnet_image
+        with_tokens = self._model.applied.words.with_tokens
+        return replace(
+            request,
+            prompt=with_tokens(request.prompt),
+            negative=with_tokens(request.negative),
+            guide=Image.fromarray(pixels.read_pixels(guide, self._decoding)) if guide else None,
+        )
+
+    def with_all_shown(self, column: Column) -> Column:
+        """Return the column with all files that its images show."""
+        return plan.with_merged(self.with_few_steps(column), self._model.merged)
 
     def with_few_steps(self, column: Column) -> Column:
         """Return the column with the LoRA of sample_lora."""
@@ -242,7 +244,8 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     files = [path for column in columns for path, _ in column.loras]
     raise_any([*unusable_folder(folder), *find_problems(config, prompts, files)])
     config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
-    raise_any(unusable_files(config, few_steps.sample_lora(config)))
+    config = hub_files.with_local_base_weights(config, hub_files.find_or_download(report))
+    raise_any(unusable_files(config, _files_of_config(config)))
     model = open_sampling_model(config, files, report, word)
     _check_guides(prompts, bool(model.applied.controls))
     done, total = 0, 0
@@ -255,13 +258,13 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     new_folder = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], new_folder)
     sheet.files = [[""] * len(columns) for _ in sample.prompts]
-    base, tagged = str(config.model.pretrained_model_name_or_path), model.applied.tagged
+    base, tagged = str(config.model.pretrained_model_name_or_path), model.named_in_prompts
     for at, column in enumerate(columns):
 
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
             path = new_folder / f"{row:02d}_{at:02d}.png"
-            facts = plan.image_metadata(sample.prompts[row], sample.with_few_steps(column), base, tagged)
+            facts = plan.image_metadata(sample.prompts[row], sample.with_all_shown(column), base, tagged)
             save_image(image, path, facts)
             done += 1
             sheet.files[row][at] = str(path)
@@ -270,7 +273,8 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         sample(column, keep)
     sample.close()
     sheet.grid = str(new_folder / "grid.png")
-    save_image(side_by_side(sheet), Path(sheet.grid), plan.image_metadata(sample.prompts[0], columns[0], base, tagged))
+    facts = plan.image_metadata(sample.prompts[0], sample.with_all_shown(columns[0]), base, tagged)
+    save_image(side_by_side(sheet), Path(sheet.grid), facts)
     store(sheet)
     return sheet
 
@@ -286,7 +290,8 @@ def find_problems(config: RunConfig, prompts: Sequence[Prompt], files: Iterable[
     yield from families.family_for(config).problems()
     yield from _unreadable(config, prompts)
     yield from few_steps.setting_problems(config)
-    of_samples = (path for path in few_steps.sample_lora(config) if path.is_file())  # others may be downloaded
+    yield from methods.find_method_problems(config)
+    of_samples = (path for path in _files_of_config(config) if path.is_file())  # others may be downloaded
     yield from unusable_files(config, (*files, *of_samples))
 
 
@@ -305,21 +310,13 @@ def find_further_problems(
     yield from (problem for problem in found if reading.wrong.isdisjoint(problem.options))
 
 
+def _files_of_config(config: RunConfig) -> list[Path]:
+    return [*few_steps.sample_lora(config), *(path for path, _ in base_weights.files_with_strengths(config))]
+
+
 def raise_any(problems: Iterable[Problem]) -> None:
     if listed := [*problems]:
         raise ConfigError(*listed)
-
-
-def _requested(prompt: Prompt, applied: AppliedFiles) -> SampleRequest:
-    """Return the sampler's request: words of embeddings become their tokens, and the control image is read."""
-    request, guide = request_of(prompt, AS_SEEN), prompt.controlnet_image
-    with_tokens = applied.words.with_tokens
-    return replace(
-        request,
-        prompt=with_tokens(request.prompt),
-        negative=with_tokens(request.negative),
-        guide=Image.fromarray(pixels.read_pixels(guide, AS_SEEN)) if guide else None,
-    )
 
 
 def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
@@ -355,31 +352,3 @@ def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
             )
         if guide and not Path(guide).is_file():
             raise ConfigError("{path} does not exist", path=guide)
-
-
-def side_by_side(sheet: Sheet) -> Image.Image:
-    """Return all images in a grid, under the titles of their columns."""
-    pictures = [[Image.open(name) for name in row] for row in sheet.files]
-    width = max(SMALLEST, max(picture.width for row in pictures for picture in row)) + MARGIN
-    heights = [max(picture.height for picture in row) + MARGIN for row in pictures]
-    image = Image.new("RGB", (width * len(sheet.columns) + MARGIN, sum(heights) + TITLE + MARGIN), "white")
-    pen = ImageDraw.Draw(image)
-    top = TITLE
-    for at, title in enumerate(sheet.columns):
-        # The default font has only Latin letters; others are dropped.
-        plain = title.replace("×", "x").encode("latin-1", "replace").decode("latin-1")
-        pen.text((MARGIN + at * width, 6), plain[: width // 7], fill="black")
-    for row, height in zip(pictures, heights, strict=True):
-        for at, picture in enumerate(row):
-            image.paste(picture, (MARGIN + at * width, top))
-            picture.close()
-        top += height
-    return image
-
-
-def save_image(image: Image.Image, path: Path, facts: dict[str, str]) -> None:
-    """Write a PNG with these text chunks."""
-    info = PngImagePlugin.PngInfo()
-    for name, text in facts.items():
-        info.add_itxt(name, text)
-    write_atomic(path, lambda temporary: image.save(temporary, pnginfo=info))

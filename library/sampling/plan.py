@@ -11,6 +11,7 @@ from library import families
 from library.config.building import understood
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem, option_name
+from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
 from library.config.values import did_you_mean
@@ -19,17 +20,22 @@ from library.sampling.prompts import Prompt
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
 MAX_IMAGES = 200  # images per comparison
-# Options besides the model's: number formats, memory, sampler, and how passes are compiled and recorded.
+# Number formats of a frozen model, which a whole model that is trained does not have.
+FEW_BITS = ("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation", "base_bits")
+# Options besides the model's: number formats, memory, sampler, how passes are compiled and recorded, what is merged
+# into the model, and how noise and references are made. tests/sampling/test_sampled_options.py decides about others.
 OPTIONS = (
     "mixed_precision",
-    *("fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute", "int8_rotation", "base_bits"),
+    *FEW_BITS,
     *("blocks_to_swap", "offload_modulation"),
     *("attention_kernel", "sdpa", "xformers"),
     *("sample_sampler", "sample_steps", "sample_scale", "sample_guidance_scale", "sample_shift", "sample_sigmas"),
     *("sample_lora", "sample_batch_size", "sample_cache", "sample_attention", "sample_compile"),
     *("compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit"),
     *("compile_blocks", "compile_cache_dir", "cuda_graphs", "cuda_allow_tf32", "cuda_cudnn_benchmark"),
+    *("base_weights", "base_weights_multiplier", "zero_terminal_snr", "transparent_background"),
 )
+OF_STEPS = ("t5xxl_train_length",)  # options of the model that no picture depends on
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
 
@@ -69,16 +75,16 @@ def _column_problems(compare: str, loras: Weighted, strengths: Sequence[float]) 
         yield Problem("", "There are no strengths to compare: name some, such as 0, 0.5, 1")
 
 
-def sampling_values(family: str, values: JsonMapping) -> JsonObject:
-    """Return the values of a config that affect sampling."""
-    effective = sampling_options(family)
+def sampling_values(kind: type[RunConfig], values: JsonMapping) -> JsonObject:
+    """Return the values of a config of a kind that affect sampling."""
+    effective = sampling_options(kind.family) - ({*FEW_BITS} if not kind.adapters else set())
     return {name: value for name, value in values.items() if name in effective}
 
 
 def sampling_options(family: str) -> set[str]:
     """Return the names of the options that affect sampling."""
     options = options_of(families.config_class(families.lora_script(family)))
-    of_model = {name for name, option in options.items() if option.section == "model"}
+    of_model = {name for name, option in options.items() if option.section == "model" and name not in OF_STEPS}
     return options.keys() & (of_model | {*OPTIONS})
 
 
@@ -92,6 +98,11 @@ def option_problems(family: str, names: Iterable[str]) -> Iterator[Problem]:
         elif name not in understood(config):
             hint = did_you_mean(name, effective, option_name)
             yield Problem(name, "is not an option{hint}", hint=hint)
+
+
+def with_merged(column: Column, merged: Weighted) -> Column:
+    """Return the column with the files that are merged into the model in front of its own."""
+    return replace(column, loras=(*merged, *column.loras))
 
 
 def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -13,8 +13,9 @@ from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, MessageLike, Problem, collecting
+from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting
 from library.config.run_config import RunConfig
+from library.config.sections import AdapterRun
 from library.config.strengths import WEIGHT_FILES, is_number
 from library.families.recognition import recognise_file
 from library.jobs.work import join_work
@@ -25,7 +26,7 @@ from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
 if TYPE_CHECKING:
-    from library.sampling.generate import Sheet
+    from library.sampling.sheet import Sheet
 
 EXIT_DONE = 0
 MODEL_OPTION = "pretrained_model_name_or_path"
@@ -198,11 +199,24 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
 
 def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
     """Return options of the prompts that will have no effect. Loads torch."""
+    yield from _merged_notes(arguments, config)
     use = replace(config.control_images, guided=True)  # LLLite files use control images
     model_facts = use, config.shifts_samples, families.family_for(config).sample_multiple
     yield from prompt_checks.notes(arguments.prompts, *model_facts) if arguments.prompts else ()
     for line in arguments.prompt:
         yield from prompt_checks.line_notes(line, *model_facts)
+
+
+def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
+    """Yield the files of the TOML's base_weights, and those of them that --lora adds once more."""
+    files = config.network.base_weights if isinstance(config, AdapterRun) else ()
+    if files:
+        template = "base_weights are merged into the model, as in the training: {files}; --set {unset} leaves them out"
+        yield Message(template, files=", ".join(files), unset="base_weights=")
+    merged = {Path(file).resolve() for file in files}
+    for path in (weighted(text)[0] for text in arguments.lora):
+        if path.resolve() in merged:
+            yield Message("--lora {file} is among the base_weights, too, so it counts twice", file=path)
 
 
 def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
@@ -219,13 +233,16 @@ def read_sample_config(path: Path, options: JsonMapping, script_of: Callable[[Pa
     `script_of` returns the script of a TOML. Raises ConfigError for a file that is neither.
     """
     if path.suffix.lower() == ".toml":
-        values = read_toml(path)
-        family = families.config_class(script_of(path)).family
+        kind = families.config_class(script_of(path))
+        values = plan.sampling_values(kind, read_toml(path))
     else:
         recognised = recognise_file(path)
         if not recognised.family:
             raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
-        family, values = recognised.family, {MODEL_OPTION: str(path), **recognised.options}
-    of_samples = plan.sampling_values(family, {**values, **options})
-    reading = read_layers(families.config_class(families.lora_script(family)), [Layer(of_samples)])
-    return replace(reading, problems=[*plan.option_problems(family, options), *reading.problems])
+        kind = families.config_class(families.lora_script(recognised.family))
+        values = {MODEL_OPTION: str(path), **recognised.options}
+    if "base_weights" in options:  # its own strengths, not those of the TOML's files
+        values = {name: value for name, value in values.items() if name != "base_weights_multiplier"}
+    sampled = families.config_class(families.lora_script(kind.family))
+    reading = read_layers(sampled, [Layer(plan.sampling_values(sampled, {**values, **options}))])
+    return replace(reading, problems=[*plan.option_problems(kind.family, options), *reading.problems])

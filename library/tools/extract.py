@@ -1,5 +1,6 @@
 """Extract a LoRA from the difference of two checkpoints."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Extracted:
     modules: int
     same: int  # skipped modules without any difference
     left_out: tuple[str, ...]  # skipped text encoders that hardly differ
+    others: int = 0  # tensors that differ, too, but are no weights of these modules
 
 
 def extract_lora(
@@ -71,6 +73,7 @@ def extract_lora(
     if new.family != old.family:
         raise ConfigError("{tuned} and {base} are models of different families", tuned=tuned, base=base)
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
+    others = _changed_others(new, old, modules)
     left_out = tuple(sorted(_unchanged_encoders(new, old, modules, choices.min_diff, report)))
     modules = [module for module in modules if module.part not in left_out]
     adapters, num_unchanged = {}, 0
@@ -88,7 +91,15 @@ def extract_lora(
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
     metadata = writing.made_lora_metadata(new.family, comment, model=new.description)
     writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), out, report=report)
-    return Extracted(out, len(adapters), num_unchanged, left_out)
+    return Extracted(out, len(adapters), num_unchanged, left_out, others)
+
+
+def _changed_others(new: ModelFile, old: ModelFile, modules: Iterable[Module]) -> int:
+    """Count the tensors besides the weights of the modules that differ: biases, norms, embeddings, convolutions."""
+    covered = {place.key for module in modules if (place := new.place(module))}
+    shared = [key for key in new.shapes if key not in covered and old.shapes.get(key) == new.shapes[key]]
+    pairs = ((new.tensor(key), old.tensor(key)) for key in shared)
+    return sum(one.is_floating_point() and bool(_without_rounding(one, other).any()) for one, other in pairs)
 
 
 def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:
@@ -136,7 +147,7 @@ def _step(weight: Tensor) -> Tensor:
     info = torch.finfo(weight.dtype)
     exponent = torch.frexp(weight.float()).exponent
     smallest = torch.tensor(info.smallest_normal * info.eps)
-    return torch.maximum(torch.ldexp(torch.tensor(info.eps), exponent - 1), smallest)
+    return torch.maximum(torch.ldexp(torch.full_like(exponent, info.eps, dtype=torch.float32), exponent - 1), smallest)
 
 
 def nearest_adapter(change: Tensor, choices: ExtractOptions) -> AdapterFactors:

@@ -80,6 +80,8 @@ def extract(arguments: argparse.Namespace) -> int:
     print(f"{done.path}: {counted(done.modules, 'module')}; skipped as unchanged: {done.same}")
     for part in done.left_out:
         print(f"note: {part} differs by at most {choices.min_diff:g}, so it was skipped")
+    if done.others:
+        print(f"note: differing biases, norms and layers that this LoRA leaves as they are in the base: {done.others}")
     return EXIT_DONE
 
 

@@ -85,6 +85,22 @@ def test_hidden_colours_are_counted(tmp_path):
         assert not said(replace_options(config, **values), "transparent areas")
 
 
+def test_hidden_colours_of_references_are_counted_apart(tmp_path):
+    make.picture(tmp_path / "in" / "1_cat" / "a.png")
+    config = make.config(
+        tmp_path / "in", "flux_2_train_network", control_directory=str(tmp_path / "shown"), cache_latents=True
+    )
+    cut_out(tmp_path / "shown" / "a.png")
+    (warning,) = said(config, "transparent areas")
+    assert str(warning).startswith("1 image shown to the model with transparent areas") and "shown" in str(warning)
+    assert working_fix(warning, config) == {"transparent_background": "white"}
+    assert not said(replace_options(config, transparent_background="white"), "transparent")
+    make.picture(tmp_path / "shown" / "a.png")
+    assert not said(config, "transparent")
+    (vain,) = said(replace_options(config, transparent_background="white"), "transparent_background")
+    assert "has no effect" in str(vain)
+
+
 def test_of_many_a_part_is_decoded(tmp_path):
     for number in range(130):
         cut_out(tmp_path / "1_cat" / f"{number}.png", size=(32, 32))

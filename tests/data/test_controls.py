@@ -129,6 +129,34 @@ def test_further_references_are_in_folders_of_their_own(pairs, use):
         data.scan(toml(pairs, more, controls=False))
 
 
+@pytest.mark.parametrize(
+    ("second", "third", "without"),
+    [
+        (("00", "01", "02"), ("00", "01", "02"), {}),
+        (("00", "01", "02"), ("00",), {}),  # a model may be shown fewer
+        (("00", "02"), ("00", "02"), {"second": "01"}),
+        (("00", "02"), ("00", "01", "02"), {"second": "01"}),  # not the third's in the place of the second's
+        (("00",), ("01", "02"), {"second": "01"}),
+        ((), ("00", "01", "02"), {"second": "00"}),
+    ],
+)
+def test_a_reference_never_takes_the_place_of_another_folders(tmp_path, use, second, third, without):
+    use(least=1, most=3)
+    make.folder(tmp_path, "images", ((64, 64),) * 3)
+    for folder, stems in (("second", second), ("third", third)):
+        (tmp_path / folder).mkdir()
+        for stem in stems:
+            make.picture(tmp_path / folder / f"{stem}.png", (64, 64))
+    config = toml(tmp_path, f"more_control_directories = ['{tmp_path / 'third'}']")
+    if not without:
+        assert [len(image.controls) for image in data.scan(config).items] == [
+            (stem in second) + (stem in third) for stem in ("00", "01", "02")
+        ]
+    for folder, stem in without.items():
+        said = sentences(config)
+        assert f"{tmp_path / folder} has no reference image of" in said and f"{stem}.png" in said
+
+
 def test_metadata_files_name_references_as_musubi_tuner_does(pairs):
     rows = [
         {"image_path": "00.png", "caption": "a", "control_path": str(pairs / "second" / "00.webp")},

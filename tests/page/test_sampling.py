@@ -413,3 +413,31 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
         place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
     )
     box.get_by_text("edges.png 不存在").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("option", "written", "full"),
+    [
+        ("vae", "a.safetensors", "{root}/a.safetensors"),
+        ("vae", "{root}/a.safetensors", "{root}/a.safetensors"),
+        ("vae", "nowhere.safetensors", "nowhere.safetensors"),
+        (
+            "base_weights",
+            ["a.safetensors", "owner/name/b.safetensors"],
+            ["{root}/a.safetensors", "owner/name/b.safetensors"],
+        ),
+        ("sample_lora", "b.safetensors:0.8", "{root}/b.safetensors:0.8"),
+        ("sample_lora", "b.safetensors", "{root}/b.safetensors"),
+        ("sample_steps", 4, 4),
+    ],
+)
+def test_files_of_a_run_that_was_started_in_a_shell_are_found_in_its_folder(tab, tmp_path, option, written, full):
+    def place(value):
+        if isinstance(value, list):
+            return [place(item) for item in value]
+        return value.format(root=tmp_path / "root") if isinstance(value, str) else value
+
+    facts = {"id": "r", "script": NAME, "folder": str(tmp_path / "root"), "config": {"s": {option: place(written)}}}
+    layout.store(tmp_path / "root" / "runs" / "r" / layout.RUN, facts)
+    run = reader.run_at(tmp_path / "root" / "runs" / "r")
+    assert sampling._run_settings(run) == {option: place(full)}

@@ -201,7 +201,7 @@ def test_a_missing_file_is_named_before_anything_is_loaded(given, script, tmp_pa
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_tab_and_the_shell_take_them_from_a_training(script):
     values = {"sample_lora": "a.safetensors", "sample_steps": 4, "sample_sigmas": (1.0,), "sample_scale": 1.0}
-    assert plan.sampling_values(families.config_class(script).family, values) == values
+    assert plan.sampling_values(families.config_class(script), values) == values
 
 
 # Another spelling of a file and its strength -> words of the sentence, and what its fix writes.

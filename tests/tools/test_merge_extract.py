@@ -58,6 +58,19 @@ def test_the_difference_of_a_merged_model_is_the_product(name, bases, lora_files
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("ending", [".bias", "norm.weight", "time_embed.0.weight", "norm.query_norm.scale"])
+def test_what_an_extracted_lora_cannot_hold_is_counted(name, ending, bases, lora_files, tmp_path, capsys):
+    base, (first, _, _) = file_of(bases[name]), lora_files[name]
+    tuned = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / "m.safetensors", dtype="float").path
+    tensors = load_file(tuned)
+    changed = [key for key in tensors if key.endswith(ending)][:2]
+    save_file(tensors | {key: tensors[key] + 1 for key in changed}, tuned)
+    shell.main(["extract", str(tuned), str(base), f"--out={tmp_path / 'x.safetensors'}", "--conv_rank=4"])
+    note = f"leaves as they are in the base: {len(changed)}"
+    assert (note in capsys.readouterr().out) is bool(changed)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_extracting_recovers_what_was_merged(name, bases, lora_files, tmp_path):
     base, (first, _, _) = file_of(bases[name]), lora_files[name]
     tuned = merge.merge_into_checkpoint(base, [(first, 1.0)], tmp_path / "m.safetensors").path

@@ -80,7 +80,7 @@ class FluxFamily(TransformerFamily):
         # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
         places = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, self.variant.tokenizer)}
         self.tokenizers = {name: places[name] for name in self.variant.encoders}
-        self.modulation: Mapping[str, BlockModulation] = FLUX_MODULATION if config.model.has_modulation else {}
+        self.modulation: Mapping[str, BlockModulation] = dict(FLUX_MODULATION) if config.model.has_modulation else {}
         # Modulation runs once per image, and a double block has one half for the image tokens and one for the text
         # tokens.
         double, single = self.variant.used

@@ -78,7 +78,8 @@ class QwenModel(sections.Model):
                 also="model_version",
                 fix={"control_directory": None},
             )
-        if self.variant.template and not run.cache.text:
+        has_images = run.data.train_data_dir or run.data.dataset_config  # pictures alone cache nothing
+        if self.variant.template and has_images and not run.cache.text:
             yield Problem(
                 "cache_text_encoder_outputs",
                 "must be on with model_version = {version}, whose text encoder is shown the reference images, too",

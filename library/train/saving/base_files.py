@@ -89,10 +89,7 @@ def _lora_options(config: RunConfig) -> Iterator[str]:
 def _replaced(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
     for option in _lora_options(config):
         config = hub_files.with_local_lora(config, option, find)
-    if not isinstance(config, AdapterRun) or not any(map(is_file_id, config.network.base_weights)):
-        return config
-    paths = tuple(str(find(name) or name) if is_file_id(name) else name for name in config.network.base_weights)
-    return replace(config, network=replace(config.network, base_weights=paths))
+    return hub_files.with_local_base_weights(config, find)
 
 
 def _strengths(config: AdapterRun) -> tuple[float, ...]:

@@ -23,8 +23,24 @@ ROUNDING_OPTIONS = (
     "fsdp",
     "cached_caption_variants",
 )
+# Whether images and captions are encoded once -> whether on disk, and how many at a time: in other batches the encoders
+# round differently, and some VAEs draw another sample for each step. Where the result is kept makes no difference.
+ENCODED_ONCE = {
+    "cache_latents": ("cache_latents_to_disk", "vae_batch_size"),
+    "cache_text_encoder_outputs": ("cache_text_encoder_outputs_to_disk", "text_encoder_batch_size"),
+}
+ENCODING_OPTIONS = (*ENCODED_ONCE, *(name for names in ENCODED_ONCE.values() for name in names))
 # These and the options set by `auto_compute`, whose final values are known only after the start.
-MEASURED = (*ROUNDING_OPTIONS, "auto_compute", "fp8_base", "fp8_base_unet", "fp8_compute", "int8_base", "int8_compute")
+MEASURED = (
+    *ROUNDING_OPTIONS,
+    *ENCODING_OPTIONS,
+    "auto_compute",
+    "fp8_base",
+    "fp8_base_unet",
+    "fp8_compute",
+    "int8_base",
+    "int8_compute",
+)
 # Options of other sections that say only where to start or how data is read, or that the comparison of the data covers.
 INDIFFERENT_OPTIONS = (
     *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
@@ -47,9 +63,31 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
         is_path = option.hints.get("kind") in ("file", "folder")
         if not (is_path and option.section == "data"):  # images and captions themselves are compared
             options[name] = Path(value).name if is_path and value else value
+    options |= _encoding_options(config)
     if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
         options[LENGTH] = total_steps
     return json.loads(json.dumps(options, default=str))  # as they are read from a state: tuples become lists
+
+
+def _encoding_options(config: RunConfig) -> JsonObject:
+    """Return how images and captions are encoded; batch sizes only where they are encoded once."""
+    cache, known = config.cache, options_of(type(config))
+    is_cached = dict(zip(ENCODED_ONCE, (cache.latents, cache.text), strict=True))
+    chosen: JsonObject = {**is_cached}
+    for name, (on_disk, batch) in ENCODED_ONCE.items():
+        chosen[on_disk] = getattr(cache, on_disk)
+        if is_cached[name] and batch in known:  # empty: the batch size of the training
+            chosen[batch] = getattr(cache, batch) or config.data.train_batch_size
+    return chosen
+
+
+def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
+    """Yield a sentence for each setting of `MEASURED` that differs and keeps a resume from being exact."""
+    unimportant = {on_disk for on_disk, _ in ENCODED_ONCE.values()}
+    # Files that both runs read were encoded once.
+    unimportant |= {batch for on_disk, batch in ENCODED_ONCE.values() if saved.get(on_disk) and now.get(on_disk)}
+    names = [name for name in MEASURED if name in now and name not in unimportant]
+    return compare_settings(saved, {name: now[name] for name in names})
 
 
 def is_rescheduled(saved: JsonMapping, now: JsonMapping) -> bool:

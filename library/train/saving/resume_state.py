@@ -12,10 +12,10 @@ from library.data.held_out import IN_STATE
 from library.optim import resuming
 from library.train.choices import Choices
 from library.train.saving.deciding_options import (
-    MEASURED,
     compare_settings,
     computed_by,
     deciding_options,
+    inexact_differences,
     is_rescheduled,
 )
 from library.train.saving.resume_check import finished
@@ -133,9 +133,7 @@ def _warn_of_differences(facts: JsonMapping, training: "Training", data: Message
     """Warn of every difference that keeps this run from continuing bit for bit, besides `changes`."""
     config = training.config
     now = deciding_options(config, training.clock.total)
-    differences = list(
-        compare_settings(facts.get("settings", {}), {name: now[name] for name in MEASURED if name in now})
-    )
+    differences = list(inexact_differences(facts.get("settings", {}), now))
     differences += [data] * bool(data)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
