@@ -67,7 +67,7 @@ class ModulatedMemory(Memory):
 
     offload_modulation: bool = opt(
         False,
-        "A quarter to a third of the model waits in CPU memory. For a 4-bit base, or slow swapping.",
+        "Up to a third of the model waits in CPU memory. For a 4-bit base, or slow swapping.",
         label="Offload modulation",
     )
 
