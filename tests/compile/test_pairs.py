@@ -120,7 +120,7 @@ def test_lycoris_goes_around_weights_in_8_bits(name):
     options = {name: True, "mixed_precision": "bf16", **FEATURES["lycoris"]}
     with pytest.raises(ConfigError, match=f"{name} cannot be used with .*bypass_mode=True"):
         build_config(families.config_class("sdxl_train_network"), options)
-    with pytest.raises(ConfigError, match=f"{name} cannot be used with algo=full, .*: write algo=lokr"):
+    with pytest.raises(ConfigError, match=f"{name} cannot be used with algo=full, .*: use algo=lokr"):
         build_config(
             families.config_class("sdxl_train_network"), options | {"network_args": ("algo=full", "bypass_mode=True")}
         )

@@ -1,6 +1,6 @@
 """Captions that are encoded once are what the text encoders of a step say, whatever changes these."""
 
-import shutil
+import itertools
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from library.train.evaluation.samples import SampleRunner
 from tests.training import config_of, pictures, train
 
 FLUX = "flux_train_network"
+NUMBERS = itertools.count()  # of trainings
 LIVE, CACHED = ({"cache_text_encoder_outputs": cached} for cached in (False, True))
 LOKR = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
 
@@ -31,8 +32,9 @@ def trained(demo, squares, tmp_path_factory):
 
 
 def losses(demo, script, folder, **values):
-    shutil.rmtree(folder, ignore_errors=True)
-    return train(config_of(demo, script, output_dir=folder, **{"max_train_steps": 2, "seed": 3, **values})).losses
+    """Train in a new folder: a run without its folder counts as active while the process of the tests lives."""
+    values = {"max_train_steps": 2, "seed": 3, **values}
+    return train(config_of(demo, script, output_dir=folder / str(next(NUMBERS)), **values)).losses
 
 
 @pytest.mark.parametrize("script", ["sdxl_train_network", "train_network", FLUX])
@@ -73,8 +75,7 @@ def sampled(demo, squares, tmp_path):
 def test_samples_show_what_a_text_encoder_has_learned(demo, tmp_path, sampled, more):
     rows = []
     for how in (LIVE, CACHED):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        run = train(config_of(demo, FLUX, output_dir=tmp_path / "out", **sampled, **more, **how))
+        run = train(config_of(demo, FLUX, output_dir=tmp_path / str(next(NUMBERS)), **sampled, **more, **how))
         rows.append([np.asarray(Image.open(event["file"])) for event in run.events("sample")])
     (first, last), cached = rows
     assert not np.array_equal(first, last)

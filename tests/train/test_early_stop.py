@@ -116,7 +116,7 @@ def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, e
     def told(**values):
         options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 2} | values
         problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
-        return [problem for problem in problems if "never measured" in str(problem)]
+        return [problem for problem in problems if "validation never runs" in str(problem)]
 
     (first,) = told()
     assert first.option == "early_stop_patience" and "the training ends after 2 steps" in str(first)

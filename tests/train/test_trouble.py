@@ -32,6 +32,7 @@ SCRIPT = "flux_train_network"
 SECRETS = {"wandb_api_key": "canary-of-the-wandb-key", "huggingface_token": "canary-of-the-hub-token"}
 
 FP8 = {"fp8_base": True, "mixed_precision": "bf16"}
+CKPT_BF16 = {"gradient_checkpointing": True, "mixed_precision": "bf16"}
 
 
 @pytest.fixture
@@ -172,8 +173,8 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
     code, said = run_shell()
     last = said.err.splitlines()[-1]
     assert code == 1 and last == (
-        "error: the GPU ran out of memory (step 4): use gradient_checkpointing, lower train_batch_size, set "
-        "blocks_to_swap, use cpu_offload_checkpointing or lower resolution; resume "
+        "error: the GPU ran out of memory (step 4): use gradient_checkpointing, lower train_batch_size, use "
+        "offload_modulation, set blocks_to_swap, use cpu_offload_checkpointing or lower resolution; resume "
         f"from {tmp_path / 'out' / 'm-step00000002-state'}"
     )
     run = the_run(tmp_path / "out")
@@ -186,9 +187,14 @@ def test_out_of_memory_names_the_levers_and_the_state(run_shell, monkeypatch, tm
     [
         (SCRIPT, {"vae_batch_size": 4}, "caching latents", "latents): lower resolution"),
         (SCRIPT, {}, "caching captions", "lower text_encoder_batch_size"),
-        (SCRIPT, {"blocks_to_swap": 2, "train_batch_size": 1, **FP8}, "", "step 7): raise blocks_to_swap"),
+        (
+            SCRIPT,
+            {"blocks_to_swap": 2, "train_batch_size": 1, **FP8},
+            "",
+            "step 7): use offload_modulation, raise blocks_to_swap",
+        ),
         (SCRIPT, {"cache_text_encoder_outputs": False}, "", "cache_text_encoder_outputs"),
-        ("sdxl_train", {"gradient_checkpointing": True, "train_batch_size": 1}, "", "use full_bf16 or lower"),
+        ("sdxl_train", {**CKPT_BF16, "train_batch_size": 1}, "", "use full_bf16 or lower"),
         ("flux_train", {"full_bf16": True, "mixed_precision": "bf16"}, "", "Adafactor and use fused_backward_pass"),
         (SCRIPT, {}, "generating samples", "smaller sample images"),
     ],
@@ -371,7 +377,7 @@ def test_the_record_is_complete(config, tmp_path, monkeypatch):
     assert saved["m.safetensors"]["bytes"] == outcome.file.stat().st_size
     assert saved["m-state"]["bytes"] == sum(f.stat().st_size for f in (tmp_path / "out" / "m-state").iterdir())
     assert [(event["step"], event["number"]) for event in outcome.events("sample")] == [(0, 0), (4, 0)]
-    left_out = [event["text"] for event in outcome.events("warning") if "sample is left out" in event["text"]]
+    left_out = [event["text"] for event in outcome.events("warning") if "is left out" in event["text"]]
     assert len(left_out) == 2 and all("the disk is full: cannot write" in text for text in left_out)
     lines = outcome.events("step")
     assert {"step", "epoch", "loss", "avr_loss", "lr", "grad_norm", "memory_gb"} <= lines[0].keys()
