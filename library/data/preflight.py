@@ -299,29 +299,21 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
 def _transparent(images: list[Image]) -> Iterator[Problem]:
     """Warn of images with transparent areas whose hidden colours are trained."""
     unmasked = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
-    hidden, count = _hiding_colours(unmasked)
-    if hidden:
-        yield about_images(
-            "{count} with transparent areas, where the colors that the file hides are trained; set "
-            "transparent_background to a color, or alpha_mask to leave these areas out: {names}",
-            count=count,
-            names=some(hidden),
-            fix={"transparent_background": "white"},
-        )
+    template = (
+        "{count} with transparent areas, where the colors that the file hides are trained; set "
+        "transparent_background to a color, or alpha_mask to leave these areas out: {names}"
+    )
+    yield from _hidden_colours(unmasked, template)
     controls = {c.path for i in images for c in i.controls if not (c.how.ground or c.is_masked)}
-    hidden, count = _hiding_colours(controls - {i.path for i in images})
-    if hidden:
-        yield about_images(
-            "{count} shown to the model with transparent areas, where it sees the colors that the file hides; set "
-            "transparent_background to a color: {names}",
-            count=count,
-            names=some(hidden),
-            fix={"transparent_background": "white"},
-        )
+    template = (
+        "{count} shown to the model with transparent areas, where it sees the colors that the file hides; set "
+        "transparent_background to a color: {names}"
+    )
+    yield from _hidden_colours(controls - {i.path for i in images}, template)
 
 
-def _hiding_colours(paths: Collection[str]) -> tuple[list[str], Message]:
-    """Return the images with hidden colours in transparent areas, of all or of some of many, and how many these are."""
+def _hidden_colours(paths: Collection[str], template: str) -> Iterator[Problem]:
+    """Warn of images with hidden colours in transparent areas; only some of many are looked at."""
     clear = sorted(path for path in paths if not path.lower().endswith(OPAQUE) and has_transparency(path))
     looked_at = clear[:: -(-len(clear) // MAX_DECODED_IMAGES) or 1]  # every n-th; a step of 0 would be an error
     abouts = [os.stat(path) for path in looked_at]
@@ -333,4 +325,5 @@ def _hiding_colours(paths: Collection[str]) -> tuple[list[str], Message]:
     count = counted(len(hidden), "image")
     if len(looked_at) < len(clear):
         count = Message("{count} of {looked_at} that were looked at", count=count, looked_at=len(looked_at))
-    return hidden, count
+    if hidden:
+        yield about_images(template, count=count, names=some(hidden), fix={"transparent_background": "white"})

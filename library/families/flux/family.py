@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,12 +43,10 @@ T5_STEP = 64  # a shortened text length is a multiple of this many tokens
 T5_LENGTH = {False: 512, True: 256}  # training lengths in tokens; True: schnell
 POOLED = 768  # width of CLIP-L's vector in sd-scripts' caches; zeros if the model does not use it
 
-FLUX_MODULATION = MappingProxyType(
-    {
-        "DoubleStreamBlock": BlockModulation(("img_mod.lin", "txt_mod.lin"), argument=2),
-        "SingleStreamBlock": BlockModulation(("modulation.lin",), argument=1),
-    }
-)
+FLUX_MODULATION: Mapping[str, BlockModulation] = {
+    "DoubleStreamBlock": BlockModulation(("img_mod.lin", "txt_mod.lin"), argument=2),
+    "SingleStreamBlock": BlockModulation(("modulation.lin",), argument=1),
+}
 
 
 class FluxFamily(TransformerFamily):
@@ -80,7 +77,7 @@ class FluxFamily(TransformerFamily):
         # Text encoder -> its tokenizer: id on the hub, and folder in a diffusers model.
         places = {"clip_l": (tokenizers.CLIP_L, "tokenizer"), "t5xxl": (tokenizers.T5_XXL, self.variant.tokenizer)}
         self.tokenizers = {name: places[name] for name in self.variant.encoders}
-        self.modulation: Mapping[str, BlockModulation] = dict(FLUX_MODULATION) if config.model.has_modulation else {}
+        self.modulation: Mapping[str, BlockModulation] = FLUX_MODULATION if config.model.has_modulation else {}
         # Modulation runs once per image, and a double block has one half for the image tokens and one for the text
         # tokens.
         double, single = self.variant.used
