@@ -1,4 +1,5 @@
 // The change history of a data set, and the captions before and after a change side by side, which can be restored.
+import { moment } from "../i18n/dates.js";
 import { count, say } from "../i18n/sentences.js";
 import { find, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
@@ -42,7 +43,7 @@ export function showHistory(past) {
     ...past.map((entry) =>
       make("li", {},
         make("span", {}, entry.title),
-        make("small", {}, new Date(entry.when * 1000).toLocaleString(document.documentElement.lang || [])),
+        make("small", {}, moment(entry.when)),
         /caption/i.test(entry.title) &&
           makeButton("Compare", () => compare(entry.id), {
             className: "plain",

@@ -1,4 +1,5 @@
 // One entry of the queue: its state, what it takes, when it starts, what differs, and its buttons.
+import { duration, timeOfDay } from "../i18n/dates.js";
 import { count, say, sayOption } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
@@ -38,7 +39,6 @@ const MOODS = {
   interrupted: "bad",
 };
 const SHOWN = 3; // differences that are shown before the rest is unfolded
-const DAY = 86400; // seconds
 
 /** @param {Entry} entry */
 export const isBusy = (entry) => MOODS[entry.state] === "busy";
@@ -76,7 +76,7 @@ function factsOf({ step, total_steps: total, waits, seconds, memory, gpus, gpu_c
   const facts = [];
   if (!waits && total) facts.push(say("step {step} / {total}", { step, total }));
   else if (total) facts.push(count(total, "step"));
-  if (seconds) facts.push(waits ? say("about {time}", { time: durationOf(seconds) }) : durationOf(seconds));
+  if (seconds) facts.push(waits ? say("about {time}", { time: duration(seconds) }) : duration(seconds));
   if (waits && memory) facts.push(say("about {memory} GB of GPU memory", { memory: memory.toFixed(1) }));
   if (gpus.length && (!waits || names)) facts.push(`GPU ${gpus.join(", ")}`);
   else if (gpus.length) facts.push(say("{count} GPU, whichever is free", { count: gpuCount },
@@ -87,11 +87,11 @@ function factsOf({ step, total_steps: total, waits, seconds, memory, gpus, gpu_c
 /** @param {Entry} entry */
 function timesOf({ waits, start, end, state }) {
   if (waits && start && end) return say("Starts about {start}, ends about {end}",
-    { start: clock(start), end: clock(end) });
-  if (waits && start) return say("Starts about {start}", { start: clock(start) });
-  if (MOODS[state] === "busy" && end) return say("Ends about {end}", { end: clock(end) });
+    { start: timeOfDay(start), end: timeOfDay(end) });
+  if (waits && start) return say("Starts about {start}", { start: timeOfDay(start) });
+  if (MOODS[state] === "busy" && end) return say("Ends about {end}", { end: timeOfDay(end) });
   if (!waits && start && end && MOODS[state] !== "busy") return say("{start} to {end}",
-    { start: clock(start), end: clock(end) });
+    { start: timeOfDay(start), end: timeOfDay(end) });
   return "";
 }
 
@@ -143,27 +143,4 @@ function buttons(entry, at, many, actions) {
   add("Duplicate", "double", () => actions.duplicate(id), say("Duplicate: {name}", { name }));
   if (!isBusy(entry)) add("Remove", "remove", () => actions.remove(id), say("Remove: {name}", { name }));
   return list;
-}
-
-/**
- * Seconds in words, as duration_in_words in durations.py.
- * @param {number} seconds
- */
-function durationOf(seconds) {
-  if (seconds < 90) return say("{count} s", { count: Math.round(seconds) });
-  const minutes = Math.round(seconds / 60);
-  if (minutes < 90) return say("{count} min", { count: minutes });
-  return say("{hours} h {minutes} min", { hours: Math.floor(minutes / 60), minutes: minutes % 60 });
-}
-
-/**
- * A time of the clock, with the day unless it is today.
- * @param {number} seconds since 1970
- */
-function clock(seconds) {
-  const when = new Date(seconds * 1000), language = document.documentElement.lang || undefined;
-  const isToday = Math.abs(seconds - Date.now() / 1000) < DAY && when.getDate() === new Date().getDate();
-  /** @type {Intl.DateTimeFormatOptions} */
-  const shown = { hour: "2-digit", minute: "2-digit", ...(isToday ? {} : { month: "short", day: "numeric" }) };
-  return when.toLocaleString(language, shown);
 }

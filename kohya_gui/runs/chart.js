@@ -1,8 +1,9 @@
 // One chart: its lines, the values under mouse, finger or keyboard, and its zoom.
+import { duration } from "../i18n/dates.js";
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make } from "../server/elements.js";
-import { duration, short } from "./format.js";
+import { short } from "./format.js";
 
 /** @typedef {import("./uplot.js").UPlot} UPlot */
 /** @typedef {import("./uplot.js").UPlotClass} UPlotClass */

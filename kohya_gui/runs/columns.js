@@ -1,10 +1,11 @@
 // The columns of the table of runs: what each shows, and by what it sorts.
+import { duration, moment } from "../i18n/dates.js";
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make } from "../server/elements.js";
 import { addressOf } from "../server/addresses.js";
 import { addressOfApi, pathOfRun } from "../server/http.js";
-import { duration, moment, moodOf, NONE, short, stateNames, stateWord } from "./format.js";
+import { moodOf, NONE, short, stateNames, stateWord } from "./format.js";
 
 /**
  * @typedef {{ id: string, name: string, family: string, kind: string, title: string, preset: string, state: string,
@@ -89,13 +90,14 @@ export const COLUMNS = [
     key: "time", title: "Time", isNumber: true, sorts: (row) => (row.active ? row.left : row.taken),
     basis: ({ left, taken, active }) => [active ? left : taken, active],
     show: ({ left, taken, active }) =>
-      [active && left !== null ? say("{time} left", { time: duration(left) }) : duration(taken)],
+      [active && left !== null ? say("{time} left", { time: duration(left) })
+        : taken === null ? NONE : duration(taken)],
   },
   numeric("loss", "Loss", (row) => row.loss),
   { ...numeric("held-out", "Held-out loss", (row) => row.held_out_loss), isOptional: true },
   {
     key: "started", title: "Started", isNumber: true, sorts: (row) => row.started, basis: ({ started }) => started,
-    show: ({ started }) => [moment(started)],
+    show: ({ started }) => [started === null ? NONE : moment(started)],
   },
   { ...textual("device", "GPU", (row) => row.devices.join(", ")), isOptional: true, isTold: true },
   {

@@ -1,5 +1,4 @@
-// Numbers, durations and times of runs in words.
-import { say } from "../i18n/sentences.js";
+// Numbers and states of runs in words.
 import { translated } from "../i18n/words.js";
 
 export const NONE = "–";
@@ -15,32 +14,6 @@ export function short(value, digits = 4) {
   if (size && (size < 1e-3 || size >= 1e6))
     return value.toExponential(Math.min(2, digits - 1)).replace(/\.?0*e\+?/, "e");
   return String(Number(value.toPrecision(digits)));
-}
-
-/**
- * Seconds in words: 45 s, 12 min, 3 h 20 min.
- * @param {number | null} seconds
- */
-export function duration(seconds) {
-  if (seconds === null) return NONE;
-  if (seconds < 90) return say("{count} s", { count: Math.max(0, Math.round(seconds)) });
-  const minutes = Math.round(seconds / 60);
-  if (minutes < 90) return say("{count} min", { count: minutes });
-  return say("{hours} h {minutes} min", { hours: Math.floor(minutes / 60), minutes: minutes % 60 });
-}
-
-/**
- * Day and time of a moment, in the order of the page's language.
- * @param {number | null} seconds since 1970
- */
-export function moment(seconds) {
-  if (seconds === null) return NONE;
-  const when = new Date(seconds * 1000);
-  const isThisYear = when.getFullYear() === new Date().getFullYear();
-  return when.toLocaleString(document.documentElement.lang || [], {
-    day: "numeric", month: "short", year: isThisYear ? undefined : "numeric",
-    hour: "2-digit", minute: "2-digit", hourCycle: "h23",
-  });
 }
 
 /** @type {Record<string, string>} */
