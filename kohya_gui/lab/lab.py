@@ -41,7 +41,12 @@ EXTENTS = {
     "sample": ("Generating images", ["--part", "sample"]),
 }
 BENCH_CHOICES = {"usual": ("The usual settings", []), "every": ("All settings", ["--candidate", "all"])}
-JOB_TITLES = {"doctor": "Doctor", "bench": "Bench", "profile": "Profile", "cache": "Cache"}
+JOB_TITLES = {
+    "doctor": "Check of this machine",
+    "bench": "Speed test",
+    "profile": "Profile of a step",
+    "cache": "Compiled code",
+}
 MAX_LISTED = 12
 SIZES_PATTERN = re.compile(r"[0-9]{2,4}( *, *[0-9]{2,4}){0,5}")
 
@@ -155,7 +160,9 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
     Raises ConfigError while another measurement or a training is running, as both would slow each other down.
     """
     if busy := next((job for job in jobs.jobs_of_kinds(*JOB_TITLES) if job.active), None):
-        raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.kind)
+        raise ConfigError(
+            "{title} is still running: stop it, or wait until it has ended", title=Message(JOB_TITLES[busy.kind])
+        )
     if kind != "doctor" and (training := reader.active()):
         raise ConfigError(
             "{run} is training, and both would slow each other down: wait until it has ended", run=training.id

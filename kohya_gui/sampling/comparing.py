@@ -46,13 +46,7 @@ class FileComparison:
     def choices(self, request: ApiRequest) -> JsonObject:
         """The runs whose files can be compared, the newest first."""
         runs = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS]
-        titles = [dates.moment(float(run.facts.get("started") or 0)) for run in runs]
-        return {
-            "runs": [
-                [run.id, Message("{name} · {when}", name=str(run.facts.get("output_name") or run.id), when=when)]
-                for run, when in zip(runs, titles, strict=True)
-            ]
-        }
+        return {"runs": [[run.id, title_of(run)] for run in runs]}
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start comparing. Problems of the form are reported first."""
@@ -142,6 +136,12 @@ def comparison_html() -> str:
     """The part of the tab."""
     text = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     return text.replace("[browse]", picker.browse_button("folder", "Folder of the encoder", "folder"))
+
+
+def title_of(run: reader.RecordedRun) -> MessageLike:
+    """What a list calls a run: its name and when it began, if it did."""
+    name, started = str(run.facts.get("output_name") or run.id), run.facts.get("started")
+    return Message("{name} · {when}", name=name, when=dates.moment(float(started))) if started else name
 
 
 def _run(name: str) -> reader.RecordedRun:

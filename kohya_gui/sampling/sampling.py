@@ -73,7 +73,7 @@ class SamplingTab:
         done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
-        listed = [[RUN + run.id, Message("Run {run}", run=run.id)] for run in runs]
+        listed = [[RUN + run.id, Message("Run {run}", run=comparing.title_of(run))] for run in runs]
         sampled = [entry for run, entry in zip(runs, listed, strict=True) if _sample_events(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from library.config.problems import Message, MessageLike, join_messages
 
-BESIDES = "{seconds} s since the first step were not spent on steps: {causes}"
+BESIDES = "{seconds} s went to other work since the first step: {causes}"
 
 
 def lost_time_entries(lost: Mapping[Message, float]) -> list[dict[str, Any]]:

@@ -107,15 +107,15 @@ def test_the_lab_in_a_browser(visit, pretending):
 
     enter()
     assert not page.locator(".lab .found").is_visible()
-    visitor.click("Doctor")
+    visitor.click("Check this machine")
     shown("Finished", "This machine can train.")
     assert page.locator(".lab dd", has_text="<script>").is_visible()
 
     # A bench is watched, survives a reload, and is stopped with what it has.
     page.locator("#lab-sizes").fill("128")
-    visitor.click("Bench")
+    visitor.click("Measure speed")
     shown("Running", "Training step at 512")
-    assert page.get_by_role("button", name="Profile", exact=True).is_disabled()
+    assert page.get_by_role("button", name="Profile a step", exact=True).is_disabled()
     visitor.open()
     enter()
     shown("Running", "eager")
@@ -123,10 +123,10 @@ def test_the_lab_in_a_browser(visit, pretending):
     shown("Stopped", "eager")
 
     page.locator("#lab-sizes").fill("abc")
-    visitor.click("Bench")
+    visitor.click("Measure speed")
     visitor.until("Image sizes: write multiples of 64", where=".lab .message")
     page.locator("#lab-sizes").fill("512")
-    visitor.click("Bench")
+    visitor.click("Measure speed")
     shown("Finished", "Fastest: compiled, compared with eager")
     assert page.locator(".lab tr.best").inner_text().startswith("compiled")
 
@@ -142,9 +142,9 @@ def test_the_lab_in_a_browser(visit, pretending):
     assert page.locator("#lora-output_name").input_value() == "cat"
 
     enter()
-    visitor.click("Profile")
+    visitor.click("Profile a step")
     shown("Finished", "Compiling fuses most.")
     assert page.locator(".lab td", has_text="aten::<b>mm</b>").is_visible()
-    visitor.click("Clean cache")
+    visitor.click("Delete compiled code")
     shown("Finished", "0.50 GB removed")
     assert page.evaluate("document.documentElement.scrollWidth") == 1440

@@ -43,7 +43,7 @@ def test_every_text_between_tags_is_in_every_catalogue(language):
 @pytest.mark.parametrize("cause", ["generating samples", Message("saving")])
 def test_what_took_time_is_translated_from_a_record_too(cause):
     sentence = lost_time_sentence([{"cause": cause, "seconds": 2.04}])
-    assert str(sentence) == f"2.0 s since the first step were not spent on steps: {cause} 2.0 s"
+    assert str(sentence) == f"2.0 s went to other work since the first step: {cause} 2.0 s"
     part = sentence.arguments["causes"].arguments["part0"]
     assert isinstance(part.arguments["cause"], Message)
     assert all(part.template in table and str(cause) in table for table in TABLES.values())

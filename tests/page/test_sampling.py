@@ -10,6 +10,7 @@ from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
@@ -195,7 +196,9 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     run_with_samples(tmp_path / "root")
     choices = tab.choices(ApiRequest({}))
     assert [name for name, _ in choices["models"]] == [f"tab:{TAB.id}", "run:zorb-1"]
-    assert [[key, str(title)] for key, title in choices["sheets"]] == [["run:zorb-1", "Run zorb-1"]]
+    assert [[key, str(title)] for key, title in choices["sheets"]] == [
+        ["run:zorb-1", f"Run zorb · {dates.moment(1.0)}"]
+    ]
     sheet = tab.sheet(ApiRequest({"name": "run:zorb-1"}))
     assert [*map(str, sheet["columns"])] == ["Step 10", "Step 20"] and sheet["rows"] == ["a cat", "a dog"]
     assert sheet["cells"][1][0] == {
