@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from library.config.outside_files import table_of
 from library.config.problems import Problem
@@ -12,7 +11,7 @@ from library.families.krea_2 import keys
 from library.families.krea_2.facts import FACTS, KREA_2_TRANSFORMER
 from library.families.krea_2.model import Krea2, Krea2Shape, count_krea_2_blocks
 from library.families.krea_2.options import OTHER_KREA_2_FILES
-from library.families.shared import language_model, qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers
+from library.families.shared import language_model, qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
@@ -46,7 +45,7 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from other_version_problems(path, config)
+        yield from turbo.find_unnamed_turbo(path, config, "raw", calls_itself_turbo(path))
         yield from config.compile.beyond(count_krea_2_blocks(shapes))
 
     yield from KREA_2_FILES.fitting(
@@ -58,21 +57,6 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
             "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("first.weight", (0, 0))[1] // 4),
         },
     )
-
-
-def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
-    of the file or the folder's index is checked.
-    """
-    if not config.model.model_version and calls_itself_turbo(path):
-        yield Problem(
-            "model_version",
-            ": {path} seems to be Turbo, whose files look the same: set model_version = turbo, or raw if it is not "
-            "Turbo",
-            path=path,
-            also="pretrained_model_name_or_path",
-            fix={"model_version": "turbo"},
-        )
 
 
 def calls_itself_turbo(path: Path) -> bool:

@@ -18,6 +18,7 @@ from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST
 from library.families.qwen_image_21.options import MAX_REFERENCES, Qwen21Lora, Qwen21Train
 from library.families.qwen_image_21.sampler import Qwen21Sampler
 from library.families.qwen_image_21.vae import qwen_21_latents
+from library.families.shared import turbo
 from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.families.shared.packing import pack, unpack
@@ -62,7 +63,7 @@ class Qwen21Family(OneEncoderFamily):
 
     @property
     def is_turbo(self) -> bool:
-        return self.config.model.model_version == "turbo"
+        return turbo.is_turbo(self.config)
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
@@ -72,19 +73,11 @@ class Qwen21Family(OneEncoderFamily):
     def notes(self) -> Iterator[Problem]:
         """Warn of a version that no file reveals, and of training a distilled model without the assistant."""
         if not self.config.model.model_version:
-            yield Problem(
-                "model_version",
-                "is not set, so the file is trained as Qwen-Image-2.1; files of Turbo look the same",
-                fix={"model_version": "base"},
-            )
+            yield turbo.unset_version("base", "Qwen-Image-2.1")
         if self.is_turbo:
             # Its steps are lost even with the assistant, which was made for the model of more steps.
             if not self.config.preservation:
-                yield Problem(
-                    "model_version",
-                    "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on "
-                    "Qwen-Image-2.1, and generate with either",
-                )
+                yield turbo.turbo_forgets(self.config, "Qwen-Image-2.1")
         elif lacks_assistant(self.config):
             assistant = FACTS.assistant_loras[0]
             yield Problem(

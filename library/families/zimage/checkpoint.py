@@ -10,7 +10,7 @@ from library.config.outside_files import table_of
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
-from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers
+from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
@@ -62,7 +62,7 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from other_release_problems(path, config)
+        yield from turbo.find_unnamed_turbo(path, config, "base", calls_itself_turbo(path))
         yield from config.compile.beyond(count_zimage_blocks(shapes))
 
     yield from PART_FILES.fitting(
@@ -74,21 +74,6 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
             "vae": (autoencoder.VAE_MARKER, shapes.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
         },
     )
-
-
-def other_release_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
-    of the file or folder is checked.
-    """
-    if not config.model.model_version and calls_itself_turbo(path):
-        yield Problem(
-            "model_version",
-            ": {path} seems to be Turbo, whose files look the same: set model_version = turbo, or base if it is not "
-            "Turbo",
-            path=path,
-            also="pretrained_model_name_or_path",
-            fix={"model_version": "turbo"},
-        )
 
 
 def calls_itself_turbo(path: Path) -> bool:
