@@ -58,7 +58,7 @@ class FileComparison:
         """Start comparing. Problems of the form are reported first."""
         if busy := next((job for job in jobs.jobs_of_kinds(COMPARE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        run = _run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         config = plan.config_of_run(run)
         paths.allow(config, self.roots)
         files, _ = plan.saved_files_of_run(run)
@@ -85,7 +85,7 @@ class FileComparison:
 
     def found(self, request: ApiRequest) -> JsonObject:
         """The newest comparison of a run, complete or so far; without columns if there is none."""
-        run = _run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         comparison = _newest(run)
         place = Path(str(comparison.get("folder") or "")).name
         columns = [_title_or_prompt(title) for title in _list(comparison, "columns")]
@@ -142,13 +142,6 @@ def comparison_html() -> str:
     """The part of the tab."""
     text = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     return text.replace("[browse]", picker.browse_button("folder", "Folder of the encoder", "folder"))
-
-
-def _run(name: str) -> reader.RecordedRun:
-    try:
-        return reader.find_run(name)
-    except KeyError:
-        raise ConfigError("This run is not there any more: load the page again.") from None
 
 
 def _newest(run: reader.RecordedRun) -> JsonObject:

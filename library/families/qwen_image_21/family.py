@@ -5,7 +5,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
@@ -21,7 +20,7 @@ from library.families.qwen_image_21.vae import qwen_21_latents
 from library.families.shared import turbo
 from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
-from library.families.shared.packing import pack, unpack
+from library.families.shared.packing import pack_with_references, unpack
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -136,10 +135,7 @@ class Qwen21Family(OneEncoderFamily):
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
-        latents = noised.latents
-        pictures = [latents, *(control.to(latents).expand(len(latents), -1, -1, -1) for control in controls)]
-        sizes = [(picture.shape[-2] // 2, picture.shape[-1] // 2) for picture in pictures]
-        tokens = torch.cat([pack(picture) for picture in pictures], dim=1)
+        tokens, sizes = pack_with_references(noised.latents, controls)
         leads = self.leads[: len(controls)] if controls else ()
         output = denoiser(tokens, sizes, text[EMBED], text[MASK], noised.timesteps, leads)
         return unpack(output.float(), *sizes[0])
