@@ -14,7 +14,7 @@ from library.families.krea_2.options import OTHER_KREA_2_FILES
 from library.families.shared import language_model, qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
+from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, whole_model
 
 KREA_2_PARTS = {
     "denoiser": Part(
@@ -35,6 +35,11 @@ KREA_2_DENOISER = DenoiserFile(
     lambda name: "blocks." in name,
     keys.krea_2_sources,
     keys.krea_2_view,
+)
+krea_2_shapes = plain_shapes_of(
+    KREA_2_DENOISER.plain_shapes,
+    text_encoder=qwen3_vl.plain_qwen3_vl_names,
+    vae=qwen_vae_names.plain_qwen_vae_names,
 )
 TEXT = qwen3_vl.TappedText(
     first=2, step=3, before=qwen_chat.BEFORE, behind=qwen_chat.BEHIND, max_tokens=512, multiple=64
@@ -65,18 +70,6 @@ def calls_itself_turbo(path: Path) -> bool:
     if "turbo" in (whole or path).name.lower():
         return True
     return whole is not None and table_of(whole / "model_index.json").get("is_distilled") is True
-
-
-def krea_2_shapes(entries: Entries, part: str) -> Shapes:
-    """Return shapes by the network's own keys."""
-    if part == "denoiser":
-        return KREA_2_DENOISER.plain_shapes(entries)
-    names = (
-        qwen3_vl.plain_qwen3_vl_names(entries)
-        if part == "text_encoder"
-        else qwen_vae_names.plain_qwen_vae_names(entries)
-    )
-    return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
 
 
 KREA_2_CHECKPOINT = Checkpoint(
