@@ -229,10 +229,8 @@ class FormApi:
         if chosen.is_profile or chosen.family != submission.family:
             raise ConfigError("there is no such preset: load the page again")
         model = recipes.model_values(form.configs[submission.family], option_values(form.lenient_config(submission)))
-        images, at_once = (
-            recipes.number_of_images(request.fields.get("images")),
-            recipes.images_in_step({**submission.values, **submission.launch}),
-        )
+        images = recipes.number_of_images(request.fields.get("images"))
+        at_once = recipes.images_in_step({**submission.values, **submission.launch})
         return self._start(form, chosen, start_preset.Situation(model, request.text("purpose"), images, at_once))
 
     def _chosen_preset(self, form: SettingsForm, name: str) -> preset_files.Preset:
