@@ -154,11 +154,11 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
 
     script = families.lora_script(family_name)
     subject = subjects.FamilySubject(script, {"mixed_precision": "bf16"}, "tiny" if tiny else "full")
-    config, module = subject.config(options), families.random_module(family_name)
+    config = subject.config(options)
     family, dtype = families.family_for(config), torch.bfloat16
     assert subject.random
     denoiser = subject.random.denoiser()
-    module.adopt_denoiser(family, denoiser)
+    families.adopt_denoiser(family, denoiser)
     denoiser = random_weights.fill_randomly(denoiser, device, dtype).requires_grad_(False)
     components = ModelComponents(denoiser, subject.vae(device, dtype), {}, {}, {})
     prepare_denoiser(denoiser, family, config, device, ())
@@ -190,7 +190,7 @@ def prepare_theirs(
     pipe.set_progress_bar_config(disable=True)
     family = families.family_for(subject.config({}))
     own = subject.random.denoiser() if subject.random else None
-    module.adopt_denoiser(family, own)
+    families.adopt_denoiser(family, own)
     shapes = module.input_shapes(family, own)
     text = {name: tensor.to(torch.bfloat16) for name, tensor in shapes.texts(2, device).items()}
     arguments: dict[str, Any] = {**their_text(family_name, text), **case.theirs}

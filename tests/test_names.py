@@ -36,7 +36,6 @@ CONSTANTS_BY_DESIGN = {
     "LORA_NAMES": "`adapter_files.names` reads it from each family's keys.py",
     "FULL": "the published sizes in each family's random.py",
     "TINY": "the sizes for tests and demos in each family's random.py",
-    "TINY_OPTIONS": "options for the tiny model in each family's random.py",
     "INEFFECTIVE": "flags without a meaning for the family, in each options.py",
     "PROJECT_ROOT": "the folder of the project, which each module knows from its own place",
     "MODEL_OPTION": "the name of one option, everywhere the same",

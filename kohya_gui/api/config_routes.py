@@ -94,7 +94,7 @@ class PresetAbout(BaseModel):
     family: str
     kind: str = Field(description="lora, finetune, textual-inversion, lllite; empty for a way of compiling")
     gigabytes: int = Field(description="The GPU memory that it is made for, 0 for any")
-    title: str
+    title: Sentence
     sentence: str
 
 

@@ -1,7 +1,7 @@
 // The room Data: a folder's images page by page, their captions, and changes that can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
 import { addressOf, note, register } from "../server/addresses.js";
-import { all, find, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
+import { all, find, finder, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
 import * as history from "./images_history.js";
@@ -48,12 +48,7 @@ let pages = 0,
   working = "", // the job that is being waited for
   isRecalled = false; // whether the folder was open before a reload
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(root, selector, type);
+const part = finder(() => root);
 const folder = () => part("#images-folder", HTMLInputElement);
 const trigger = () => part("#images-trigger", HTMLInputElement);
 const described = () => part("[data-setting=dataset_config]", HTMLInputElement).value.trim();

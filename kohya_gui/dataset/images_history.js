@@ -1,7 +1,7 @@
 // The change history of a data set, and the captions before and after a change side by side, which can be restored.
 import { moment } from "../i18n/dates.js";
 import { count, say } from "../i18n/sentences.js";
-import { find, make, makeButton } from "../server/elements.js";
+import { finder, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { frame } from "./images_cards.js";
 
@@ -24,12 +24,7 @@ let root;
 let tab;
 let shown = ""; // the id of the change that is compared
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(root, selector, type);
+const part = finder(() => root);
 
 /** @param {Overview["past"]} past */
 export function showHistory(past) {

@@ -1,6 +1,6 @@
 // The panels of the room Data: tags, automatic captions, folder preparation; and the large view of an image.
 import { count, say } from "../i18n/sentences.js";
-import { all, find, make, makeButton } from "../server/elements.js";
+import { all, finder, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import * as commands from "../tools/commands.js";
 import { badges, facts, frame, thumb } from "./images_cards.js";
@@ -18,12 +18,7 @@ let tab;
 let ready = ""; // the edit that was previewed, and may be applied
 let turn = 0;
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(root, selector, type);
+const part = finder(() => root);
 const input = (/** @type {string} */ selector) => part(selector, HTMLInputElement);
 const action = () => part("#tags-action", HTMLSelectElement).value;
 

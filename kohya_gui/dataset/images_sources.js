@@ -1,7 +1,7 @@
 // The source of the room Data's images: one folder, or everything that a training tab's form names, one row each.
 import * as form from "../form/page.js";
 import { count, say } from "../i18n/sentences.js";
-import { all, fieldValue, find, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
+import { all, fieldValue, finder, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
 /** @typedef {import("./images_overview.js").Overview} Overview */
@@ -27,12 +27,7 @@ let followed = null; // the form that is counted with while nothing else was cho
 let isFollowing = true; // until a setting is changed here
 let lastForm = ""; // id of the training tab that was open last
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(root, selector, type);
+const part = finder(() => root);
 const folder = () => part("#images-folder", HTMLInputElement);
 const setting = (/** @type {string} */ name) => part(`[data-setting="${name}"]`, HTMLInputElement);
 

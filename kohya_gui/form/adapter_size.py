@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from library.check.check_process import environment_for_check
 from library.check.isolated import sent
 from library.config.json_types import JsonObject
-from library.config.problems import Message, problem_from_json
+from library.config.problems import Message, ngettext, problem_from_json
 from library.config.sections import AdapterRun
 from library.files import size_text
 
@@ -33,11 +33,11 @@ class SizeProcess:
         """The size of a config's adapter; `why` explains if there is none."""
         request = json.dumps({"script": config.script, "values": sent(config)})
         with self._lock:
-            if request not in self._results:
-                self._results[request] = self._counted(request)
-                for old in list(self._results)[:-MAX_SIZES]:
-                    del self._results[old]
-            size = self._results[request]
+            size = self._results.get(request) or self._counted(request)
+            if size:
+                self._results[request] = size
+            for old in list(self._results)[:-MAX_SIZES]:
+                del self._results[old]
         if "counts" in size:
             self._counts[_model_key(config)] = size["counts"]
         return _with_words(size)
@@ -46,6 +46,7 @@ class SizeProcess:
         return self._counts.get(_model_key(config))
 
     def _counted(self, request: str) -> JsonObject:
+        """Ask the process; {} if it has ended twice."""
         for _ in range(2):  # the process may have ended since its start
             process = self._process
             if process is None or process.poll() is not None:
@@ -65,7 +66,7 @@ class SizeProcess:
                     return dict(json.loads(process.stdout.readline()))
             except (OSError, ValueError):
                 process.kill()
-        return {"why": CANNOT_COUNT}
+        return {}
 
 
 def _model_key(config: AdapterRun) -> str:
@@ -74,15 +75,19 @@ def _model_key(config: AdapterRun) -> str:
 
 def _with_words(size: JsonObject) -> JsonObject:
     """A result with its sentences for the page."""
+    if not size:
+        return {"said": CANNOT_COUNT}
     if "why" in size:
-        problem = problem_from_json(size["why"]) if size["why"] else None
-        # Problems of an argument are shown below its field.
-        return {"said": UNKNOWN if problem is None else "" if problem.place else problem.capitalized()}
-    template = "{layers} layers learn: {parameters} parameters, a file of about {size}."
-    if size["layers"] == 1:
-        template = "{layers} layer learns: {parameters} parameters, a file of about {size}."
-    sentence = Message(
-        template, layers=f"{size['layers']:,}", parameters=_many(size["parameters"]), size=size_text(size["bytes"])
+        if not size["why"]:
+            return {"said": UNKNOWN}
+        problem = problem_from_json(size["why"])
+        return {"said": "" if problem.place else problem.capitalized()}  # those of an argument are below its field
+    sentence = ngettext(
+        "{count} layer learns: {parameters} parameters, a file of about {size}.",
+        "{count} layers learn: {parameters} parameters, a file of about {size}.",
+        size["layers"],
+        parameters=_many(size["parameters"]),
+        size=size_text(size["bytes"]),
     )
     return {"said": sentence, "blocks": size["blocks"]}
 

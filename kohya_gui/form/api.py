@@ -20,6 +20,7 @@ from kohya_gui.form import (
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders, named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import check_process
@@ -228,10 +229,8 @@ class FormApi:
         if chosen.is_profile or chosen.family != submission.family:
             raise ConfigError("there is no such preset: load the page again")
         model = recipes.model_values(form.configs[submission.family], option_values(form.lenient_config(submission)))
-        images, at_once = (
-            recipes.number_of_images(request.fields.get("images")),
-            recipes.images_in_step({**submission.values, **submission.launch}),
-        )
+        images = recipes.number_of_images(request.fields.get("images"))
+        at_once = recipes.images_in_step({**submission.values, **submission.launch})
         return self._start(form, chosen, start_preset.Situation(model, request.text("purpose"), images, at_once))
 
     def _chosen_preset(self, form: SettingsForm, name: str) -> preset_files.Preset:
@@ -336,8 +335,8 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     groups, gpu = "", start_preset.training_gpu()
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         buttons = "".join(
-            f'<button type="button" class="preset" data-preset="{preset.id}"><b>{escape(preset.title)}</b>'
-            f"{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
+            f'<button type="button" class="preset" data-preset="{preset.id}"{data(preset.title)}>'
+            f"<b>{escape(str(preset.title))}</b>{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
             for preset in members
         )
         groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{buttons}</section>'
@@ -352,8 +351,9 @@ def _preset_lines(text: str) -> str:
     """What a preset sets, and below it what it needs; in separate pieces, as they are translated separately."""
     lines = ""
     for line in text.split("; "):
-        pieces = (line[:1].upper() + line[1:]).split(", ")
-        lines += f"<small>{', '.join(f'<span>{escape(piece)}</span>' for piece in pieces)}</small>"
+        pieces = [preset_files.as_message(piece) for piece in (line[:1].upper() + line[1:]).split(", ")]
+        spans = ", ".join(f"<span>{escape(str(piece))}</span>" for piece in pieces)
+        lines += f"<small{data(*pieces)}>{spans}</small>"
     return lines
 
 

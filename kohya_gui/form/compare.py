@@ -34,7 +34,7 @@ def run_title(run: reader.RecordedRun) -> Message:
     return Message("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
 
 
-def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[str, Any]:
+def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[MessageLike, Any]:
     """The title and config of a key. Any other text is taken as the path of a settings file."""
     kind, _, name = key.partition(":")
     if key == FORM:

@@ -29,7 +29,8 @@ def compile_section() -> str:
 
 def name(preset: preset_files.Preset) -> str:
     # Balanced, of "Compile, balanced: ..."
-    return preset.title.partition(", ")[2].capitalize() or preset.title
+    title = str(preset.title)
+    return title.partition(", ")[2].capitalize() or title
 
 
 def compiling_sentence(preset: preset_files.Preset) -> str:

@@ -12,19 +12,19 @@ import { store } from "./storage.js";
 
 /** @typedef {import("./datasets_rows.js").Texts} Texts */
 /** @typedef {import("./datasets_rows.js").Group} Group */
-/** @typedef {{ groups: Group[], file: string, known: string, flat?: boolean, problems: string[] }} Look */
+/** @typedef {{ groups: Group[], file: string, known: string, flat?: boolean, problems: string[] }} Listing */
 /**
- * @typedef {{ look: Look, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>,
- *   looking?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, telling?: boolean, sending?: Sending
- *   }} State
- * `telling`: keep the message at the next change of the form, which is ours */
+ * @typedef {{ listing: Listing, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>,
+ *   refreshTimer?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, keepsMessage?: boolean,
+ *   sending?: Sending }} State
+ * `keepsMessage`: keep the message at the next change of the form, which is ours */
 
 const PAUSE = 700; // milliseconds without typing after which rows are saved
 const FILE = "dataset_config", FOLDER = "train_data_dir", REPEATS = "dataset_repeats";
 const REPLACED = [FOLDER, "reg_data_dir", "in_json"]; // options that a dataset file replaces
 /** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
 const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
-/** @type {Look} */
+/** @type {Listing} */
 const NOTHING = { groups: [], file: "", known: "", problems: [] };
 /** @type {WeakMap<Element, State>} */
 const states = new WeakMap();
@@ -40,7 +40,7 @@ const tabOf = (box) => formAround(box).id.replace(/-form$/, "");
  * @returns {State}
  */
 function stateOf(box) {
-  const state = states.get(box) ?? { look: NOTHING, asked: 0 };
+  const state = states.get(box) ?? { listing: NOTHING, asked: 0 };
   states.set(box, state);
   return state;
 }
@@ -59,7 +59,7 @@ const valueOf = (box, name) => String(inputs.fieldOf(formAround(box), name)?.val
 function choose(box, values) {
   const where = formAround(box);
   form.remember(where);
-  stateOf(box).telling = true;
+  stateOf(box).keepsMessage = true;
   for (const [name, value] of Object.entries(values)) {
     const field = inputs.fieldOf(formAround(box), name);
     if (field) setValue(field, value);
@@ -72,7 +72,7 @@ function choose(box, values) {
  * @param {string} text
  * @param {string} [wrong] what also went wrong
  */
-function tell(box, text, wrong = "") {
+function showMessage(box, text, wrong = "") {
   const lines = (/** @type {string} */ each, className = "") =>
     each
       .split("\n")
@@ -87,26 +87,28 @@ function tell(box, text, wrong = "") {
  * Load what the form names now: first the folders, then how a training would count their images.
  * @param {Element} box
  */
-async function look(box) {
+async function refresh(box) {
   const state = stateOf(box), turn = ++state.asked, tab = tabOf(box);
   const question = { tab, sent: sentOf(tab) };
   try {
-    /** @type {Look} */
-    const newLook = [FILE, ...REPLACED].some((name) => valueOf(box, name)) ? await ask("datasets", question) : NOTHING;
+    const isNamed = [FILE, ...REPLACED].some((name) => valueOf(box, name));
+    /** @type {Listing} */
+    const newListing = isNamed ? await ask("datasets", question) : NOTHING;
     if (turn !== state.asked || state.unsaved) return;
-    const isOther = newLook.file !== state.look.file;
-    state.look = newLook;
+    const isOther = newListing.file !== state.listing.file;
+    state.listing = newListing;
     if (restore(box)) return void showCount(box, null);
     show(box);
-    if (newLook.problems.length) tell(box, "", newLook.problems.join("\n"));
-    else if (isOther) tell(box, newLook.file ? say("The images are described in {file}.", { file: newLook.file }) : "");
-    if (!newLook.groups.length || newLook.problems.length) return void showCount(box, null);
+    if (newListing.problems.length) showMessage(box, "", newListing.problems.join("\n"));
+    else if (isOther)
+      showMessage(box, newListing.file && say("The images are described in {file}.", { file: newListing.file }));
+    if (!newListing.groups.length || newListing.problems.length) return void showCount(box, null);
     const counted = await ask("datasets_count", question);
     if (turn === state.asked) showCount(box, counted);
   } catch (error) {
     if (turn !== state.asked) return;
     showCount(box, null);
-    tell(box, "", messageOf(error));
+    showMessage(box, "", messageOf(error));
   }
 }
 
@@ -115,19 +117,15 @@ async function look(box) {
  * @param {Element} box
  * @param {Group[]} [groups]
  */
-function show(box, groups = stateOf(box).look.groups) {
-  const {
-    look: { file },
-  } = stateOf(box);
-  const focus = document.activeElement,
-    fields = all(box, "[data-set]"),
-    at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
+function show(box, groups = stateOf(box).listing.groups) {
+  const focus = document.activeElement, fields = all(box, "[data-set]");
+  const at = focus instanceof HTMLElement ? fields.indexOf(focus) : -1;
   const open = all(box, "details", HTMLDetailsElement).map((details) => details.open);
   find(box, ".groups").replaceChildren(...groups.map((group, number) => groupOf(box, group, number, groups.length)));
   for (const [i, details] of all(box, "details", HTMLDetailsElement).entries()) details.open = open[i] ?? false;
   find(box, "[data-row=add-set]").hidden = !groups.length;
   box.classList.toggle("empty", !groups.length);
-  box.classList.toggle("of-file", Boolean(file));
+  box.classList.toggle("of-file", Boolean(stateOf(box).listing.file));
   if (at >= 0) all(box, "[data-set]")[at]?.focus();
 }
 
@@ -145,27 +143,28 @@ const key = (box) => `${tabOf(box)}-datasets`;
  * @param {Element} box
  */
 function restore(box) {
-  const { named, look } = stateOf(box);
+  const { named, listing } = stateOf(box);
   /** @type {{ named: string, known: string, groups: Group[] } | null} */
   const stored = JSON.parse(store(key(box)) ?? "null");
   if (!stored || stored.named !== named) return false;
   const added = stored.groups
     .map((group) => ({ ...group, rows: group.rows.filter(({ at }) => at === null) }))
     .filter(({ rows }) => rows.length);
-  if (stored.known !== look.known && !added.length) return false;
-  const groups =
-    stored.known === look.known ? stored.groups : [...look.groups, ...added.map((group) => ({ ...group, at: null }))];
+  if (stored.known !== listing.known && !added.length) return false;
+  const groups = stored.known === listing.known
+    ? stored.groups
+    : [...listing.groups, ...added.map((group) => ({ ...group, at: null }))];
   show(
     box,
     groups.map((group) => {
-      const saved = look.groups.find(({ at }) => at !== null && at === group.at);
+      const saved = listing.groups.find(({ at }) => at !== null && at === group.at);
       return {
         ...saved,
         ...group,
         rows: group.rows.map((row) => ({ ...saved?.rows.find(({ at }) => at === row.at), ...row })),
       };
     }));
-  soon(box, 0);
+  saveSoon(box, 0);
   return true;
 }
 
@@ -174,37 +173,37 @@ function restore(box) {
  * @param {Element} box
  * @param {number} [pause]
  */
-function soon(box, pause = PAUSE) {
+function saveSoon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;
-  store(key(box), JSON.stringify({ named: state.named, known: state.look.known, groups: groupsOf(box) }));
+  store(key(box), JSON.stringify({ named: state.named, known: state.listing.known, groups: groupsOf(box) }));
   state.timer = setTimeout(() => void save(box), pause);
 }
 
 /** @param {Element} box */
 async function save(box) {
   const state = stateOf(box);
-  if (state.saving) return soon(box);
+  if (state.saving) return saveSoon(box);
   state.unsaved = false;
-  const groups = groupsOf(box), values = simply(box, groups);
+  const groups = groupsOf(box), values = asFormValues(box, groups);
   if (values) {
     store(key(box), "null");
     return choose(box, values);
   }
-  const tab = tabOf(box), { file, known } = state.look;
+  const tab = tabOf(box), { file, known } = state.listing;
   state.saving = true;
   try {
     /** @type {{ file: string, known: string, said: string }} */
     const saved = await ask("datasets_save", { tab, sent: sentOf(tab), file, known, groups });
-    tell(box, saved.said);
-    state.look = { ...state.look, file: saved.file, known: saved.known };
-    if (state.unsaved) return soon(box); // the stored rows now belong to this version of the file
+    showMessage(box, saved.said);
+    state.listing = { ...state.listing, file: saved.file, known: saved.known };
+    if (state.unsaved) return saveSoon(box); // the stored rows now belong to this version of the file
     store(key(box), "null");
-    if (file) await look(box);
+    if (file) await refresh(box);
     else choose(box, { [FILE]: saved.file, ...Object.fromEntries(REPLACED.map((name) => [name, ""])) });
   } catch (error) {
-    tell(box, "", messageOf(error));
+    showMessage(box, "", messageOf(error));
     state.unsaved = true; // do not overwrite the rows before they are saved
   } finally {
     state.saving = false;
@@ -217,8 +216,8 @@ async function save(box) {
  * @param {Group[]} groups
  * @returns {Texts | null}
  */
-function simply(box, groups) {
-  const { file, flat, groups: before } = stateOf(box).look;
+function asFormValues(box, groups) {
+  const { file, flat, groups: before } = stateOf(box).listing;
   const rows = groups.flatMap((group) => group.rows);
   if (!rows.length) return { [FILE]: "", ...Object.fromEntries(REPLACED.map((name) => [name, ""])) };
   if (file || rows.length > 1 || Object.keys(groups[0].texts).length) return null;
@@ -275,7 +274,7 @@ async function send(box, files, row, name = "image_dir") {
     line.hidden = false;
     const { sent, there, wrong } = await state.sending.run();
     folder = state.sending.folder;
-    arrived(box, into, name, folder);
+    nameFolder(box, into, name, folder);
     const lines = [say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder })];
     if (there.length) lines.push(say("Already there: {files}.", { files: count(there.length, "file") }));
     const refused = wrong
@@ -283,9 +282,9 @@ async function send(box, files, row, name = "image_dir") {
       .map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
     if (wrong.length > MOST_NOTES)
       refused.push(say("and {count} more like these", { count: wrong.length - MOST_NOTES }));
-    tell(box, lines.join("\n"), refused.join("\n"));
+    showMessage(box, lines.join("\n"), refused.join("\n"));
   } catch (error) {
-    tell(box, "", messageOf(error));
+    showMessage(box, "", messageOf(error));
   } finally {
     state.sending = undefined;
     line.hidden = true;
@@ -299,13 +298,13 @@ async function send(box, files, row, name = "image_dir") {
  * @param {string} name
  * @param {string} folder
  */
-function arrived(box, row, name, folder) {
+function nameFolder(box, row, name, folder) {
   const field = (row ?? add(box, "")).querySelector(`[data-set=${name}]`);
   if (!isField(field)) return;
   const isNew = field.value.trim() !== folder;
   setValue(field, folder);
-  if (isNew) soon(box, 0);
-  else void look(box);
+  if (isNew) saveSoon(box, 0);
+  else void refresh(box);
 }
 
 // ---- events
@@ -314,7 +313,7 @@ function arrived(box, row, name, folder) {
  * @param {Element} box
  * @param {HTMLElement} button
  */
-function act(box, button) {
+function press(box, button) {
   const row = button.closest("li"), { row: what } = button.dataset;
   if (what === "add" || what === "add-set") find(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
   else if (what === "stop") stateOf(box).sending?.stop();
@@ -329,20 +328,20 @@ function act(box, button) {
     input.click();
   } else if (what === "remove" && row) {
     row.remove();
-    if (stateOf(box).look.groups.length || groupsOf(box).length) soon(box, 0);
+    if (stateOf(box).listing.groups.length || groupsOf(box).length) saveSoon(box, 0);
     else show(box);
   }
 }
 
 document.addEventListener("click", (event) => {
   const button = hit(event, ".datasets button[data-row]");
-  if (button) act(around(button, ".datasets"), button);
+  if (button) press(around(button, ".datasets"), button);
 });
 for (const type of ["input", "change"]) {
   document.addEventListener(type, ({ target }) => {
     const field = target instanceof Element ? target.closest(".datasets [data-set]") : null;
     if (field && (type === "change" || !field.closest(".wide")))
-      soon(around(field, ".datasets"), type === "input" ? PAUSE : 0); // wait for the whole path
+      saveSoon(around(field, ".datasets"), type === "input" ? PAUSE : 0); // wait for the whole path
   });
 }
 document.addEventListener("change", ({ target }) => {
@@ -366,15 +365,15 @@ form.onSettled((where) => {
     const state = stateOf(box), held = form.held(where), names = (box.dataset.options ?? "").split(" ");
     const watched = JSON.stringify([held.family, held.launch.num_processes, names.map((name) => held.values[name])]);
     if (watched === state.watched) continue;
-    if (state.watched && !state.telling) tell(box, "");
+    if (state.watched && !state.keepsMessage) showMessage(box, "");
     const named = JSON.stringify([FILE, ...REPLACED].map((name) => held.values[name]));
     if (named !== state.named) { // other images: unsaved rows do not belong to them
       clearTimeout(state.timer);
       state.unsaved = false;
       if (state.named) store(key(box), "null");
     }
-    Object.assign(state, { watched, named, telling: false });
-    clearTimeout(state.looking);
-    if (!state.unsaved) state.looking = setTimeout(() => void look(box), 300);
+    Object.assign(state, { watched, named, keepsMessage: false });
+    clearTimeout(state.refreshTimer);
+    if (!state.unsaved) state.refreshTimer = setTimeout(() => void refresh(box), 300);
   }
 });

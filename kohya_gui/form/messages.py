@@ -29,24 +29,31 @@ INEFFECTIVE_CODE = "ineffective"  # the code of a problem about an option withou
 OTHER_TAB = "other_tab"  # the code of the problem of a config for another tab, with that tab's id and title
 VERDICT_SIGNS = {"ok": "✓", "hint": "!", "bad": "✗"}
 
+UNDO = ' <button type="button" class="undo">Undo</button>'
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 
 _number = count()  # makes each message different, so that a repeated one counts as new
 
 
 def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = False) -> str:
-    """A success in one line. `notes` are folded if there are several and none is a problem. `undo` offers to undo the
-    filling."""
+    """A success in one line. `notes` are folded if there are several, and open if one is a problem. `undo` offers to
+    undo the filling."""
     notes = [_sentence(note) for note in notes]
-    more = counted(len(notes), "note") if len(notes) > 1 else Message("")
-    shown = notes if len(notes) == 1 else [*filter(None, [more])]
-    line = " ".join(f"<span>{html.escape(str(part))}</span>" for part in [text, *shown])
-    back = ' <button type="button" class="undo">Undo</button>' if undo else ""
-    listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
+    back = UNDO if undo else ""
+    if len(notes) < 2:
+        return _message("good", f"<p>{_spans([text, *notes])}{back}</p>", [text, *notes])
+    more = counted(len(notes), "note")
     is_open = any(isinstance(note, Message) and note.template == TO_FIX for note in notes)
-    fold = f"<details{' open' * is_open}><summary>{line}{back}</summary><ul>{listed}</ul></details>"
-    fold = fold if more else f"<p>{line}{back}</p>"
+    fold = f"<details{' open' * is_open}><summary>{_spans([text, more])}{back}</summary>{_list(notes)}</details>"
     return _message("good", fold, [text, more, *notes])
+
+
+def _spans(parts: Iterable[MessageLike]) -> str:
+    return " ".join(f"<span>{html.escape(str(part))}</span>" for part in parts)
+
+
+def _list(sentences: Iterable[MessageLike]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(str(sentence))}</li>' for sentence in sentences)}</ul>"
 
 
 def loaded_html(
@@ -58,12 +65,10 @@ def loaded_html(
     listed, marks, shown = _problem_lines(problems, places, fix)
     notes = [_sentence(note) for note in notes]
     more = counted(len(notes), "note")
-    notes_html = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
-    fold = f"<details><summary>{html.escape(str(more))}</summary><ul>{notes_html}</ul></details>" if notes else ""
+    fold = f"<details><summary>{html.escape(str(more))}</summary>{_list(notes)}</details>" if notes else ""
     title = _problems_title(len(problems))
     head = f'<span>{html.escape(str(text))}</span> <b class="title">{html.escape(str(title))}</b>'
-    back = ' <button type="button" class="undo">Undo</button>'
-    body = f"<details open><summary>{head}{back}</summary><ul>{listed}</ul>{fold}{_field_marks_style(marks)}</details>"
+    body = f"<details open><summary>{head}{UNDO}</summary><ul>{listed}</ul>{fold}{_field_marks_style(marks)}</details>"
     return _message("warn", body, [text, title, more, *shown, *notes], alert=True)
 
 
@@ -107,13 +112,9 @@ def report_html(
         )
     bad_findings = [finding for finding in report["findings"] if finding["verdict"] == "bad"]
     failed = bool(report.get("failed"))
-    title = (
-        _problems_title(len(bad_findings))
-        if bad_findings
-        else "The check itself failed"
-        if failed
-        else "No problems found"
-    )
+    title: MessageLike = "The check itself failed" if failed else "No problems found"
+    if bad_findings:
+        title = _problems_title(len(bad_findings))
     # Right below the problems, which come first: at the end, it would be out of sight on most screens.
     missing = any(problem_from_json(finding).option in model_files for finding in bad_findings)
     offer, first = MODELS if missing else "", len(bad_findings) if missing else len(listed)
@@ -229,8 +230,7 @@ def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iter
     """
     path, script, is_there = file
     notes = [*notes]
-    listed = "".join(f"<li>{html.escape(str(note))}</li>" for note in notes)
-    body = _copied("Command", line) + _copied(path.name, toml) + (f"<ul>{listed}</ul>" if listed else "")
+    body = _copied("Command", line) + _copied(path.name, toml) + (_list(notes) if notes else "")
     if is_there:
         return _box(
             "plain", Message("Train runs this command. {name} holds these settings.", name=path.name), body, notes

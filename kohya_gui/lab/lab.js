@@ -2,7 +2,7 @@
 import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
-import { all, find, make, makeButton, showMessage } from "../server/elements.js";
+import { all, find, finder, make, makeButton, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { go } from "../server/addresses.js";
 
@@ -23,12 +23,7 @@ let shown = "", looked = 0, busy = false, pickedJob = "", target = "";
 /** @type {[string, string][]} id and title of each training tab */
 let tabs = [];
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(place ?? document, selector, type);
+const part = finder(() => place ?? document);
 const answer = () => part(".answer");
 const chosen = () => part("#lab-model", HTMLSelectElement).value;
 

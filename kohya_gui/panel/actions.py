@@ -17,7 +17,7 @@ from kohya_gui.panel import samples
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, join_messages
+from library.config.problems import Message, MessageLike, join_messages
 from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, layout, queue, reader, resume, stop
@@ -106,12 +106,12 @@ class RunActions:
             entry = queue.read_queue().find(name)
             job = queue.job_of_entry(entry)
             return self._opened(reopening.config_from(job.script, job.toml), job.how, entry.id)
-        run = _run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         return self._opened(reopening.started_config(run), resume.run_launch_options(run), run.id)
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, as a download."""
-        run = _run(query.get("run", ""))
+        run = reader.existing_run(query.get("run", ""))
         archive = bundle.bundle_run(run, _doctor())
         name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
@@ -122,13 +122,6 @@ class RunActions:
         tab = tab_of_kind(config.kind, bool(config.data.in_json or config.data.dataset_config))
         filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
         return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in launch.items()}}
-
-
-def _run(run_id: str) -> reader.RecordedRun:
-    try:
-        return reader.find_run(run_id)
-    except KeyError:
-        raise ConfigError("This run is not there any more: load the page again.") from None
 
 
 def _doctor() -> str:

@@ -101,12 +101,8 @@ def waiting(queue: Queue) -> str:
 
 def other_run_html(run: RecordedRun, other_runs: Iterable[RecordedRun]) -> str:
     """A line about the active run, while another one is shown that has ended."""
-    other = (
-        None
-        if run.active
-        else next((candidate for candidate in other_runs if candidate.active and candidate.id != run.id), None)
-    )
-    if other is None:
+    other = next((other for other in other_runs if other.active and other.id != run.id), None)
+    if run.active or other is None:
         return ""
     sentence = Message("Running now: {name}", name=other.facts.get("output_name") or other.id)
     look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'

@@ -2,6 +2,7 @@
 import { duration, timeOfDay } from "../i18n/dates.js";
 import { count, say, sayOption } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
+import { moodOf, stateWord } from "../runs/format.js";
 import { make, makeButton } from "../server/elements.js";
 
 /** @typedef {{ option: string, before: string | null, value: string | null }} Difference */
@@ -18,30 +19,10 @@ import { make, makeButton } from "../server/elements.js";
  *   openSettings: (id: string) => unknown, openRun: (run: string) => unknown }} Actions
  */
 
-/** @type {Record<string, string>} */
-const STATES = {
-  waiting: "Waiting",
-  starting: "Starting",
-  running: "Running",
-  stopping: "Stopping",
-  finished: "Finished",
-  stopped: "Stopped",
-  failed: "Failed",
-  interrupted: "Interrupted",
-};
-/** @type {Record<string, string>} */
-const MOODS = {
-  starting: "busy",
-  running: "busy",
-  stopping: "busy",
-  finished: "good",
-  failed: "bad",
-  interrupted: "bad",
-};
 const SHOWN = 3; // differences that are shown before the rest is unfolded
 
 /** @param {Entry} entry */
-export const isBusy = (entry) => MOODS[entry.state] === "busy";
+export const isBusy = (entry) => moodOf(entry.state) === "busy";
 
 /**
  * @param {Entry} entry
@@ -53,9 +34,9 @@ export const isBusy = (entry) => MOODS[entry.state] === "busy";
 export function makeRow(entry, at, many, unlike, actions) {
   const facts = [entry.title, ...factsOf(entry)];
   return make("li",
-    { className: `entry ${MOODS[entry.state] ?? "calm"}`, "data-id": entry.id, "data-state": entry.state },
+    { className: `entry ${moodOf(entry.state)}`, "data-id": entry.id, "data-state": entry.state },
     entry.waits && many > 1 ? handle(at) : null,
-    make("span", { className: "state" }, translated(STATES[entry.state] ?? entry.state)),
+    make("span", { className: "state" }, entry.state === "waiting" ? translated("Waiting") : stateWord(entry.state)),
     make("div", { className: "about" },
       make("b", { className: "own" }, entry.name),
       make("small", {}, ...facts.flatMap((text, i) => [i ? " · " : "", make("span", {}, text)])),
@@ -89,8 +70,8 @@ function timesOf({ waits, start, end, state }) {
   if (waits && start && end) return say("Starts about {start}, ends about {end}",
     { start: timeOfDay(start), end: timeOfDay(end) });
   if (waits && start) return say("Starts about {start}", { start: timeOfDay(start) });
-  if (MOODS[state] === "busy" && end) return say("Ends about {end}", { end: timeOfDay(end) });
-  if (!waits && start && end && MOODS[state] !== "busy") return say("{start} to {end}",
+  if (moodOf(state) === "busy" && end) return say("Ends about {end}", { end: timeOfDay(end) });
+  if (!waits && start && end && moodOf(state) !== "busy") return say("{start} to {end}",
     { start: timeOfDay(start), end: timeOfDay(end) });
   return "";
 }

@@ -65,7 +65,7 @@ def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
     return {"titles": titles, "rows": rows}
 
 
-def _title(key: str, title: str) -> MessageLike:
+def _title(key: str, title: MessageLike) -> MessageLike:
     kind, _, name = key.partition(":")
     return compare.run_title(reader.find_run(name)) if kind == "run" else title
 

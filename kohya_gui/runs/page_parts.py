@@ -6,18 +6,9 @@ from itertools import zip_longest
 from kohya_gui.panel import actions, history, html, monitor
 from kohya_gui.server.json_api import ApiRequest
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
 from library.runs import layout, notes, reader
 
 PARTS = ("head", "acts", "numbers", "usage", "history", "log")
-
-
-def find_run(run_id: str) -> reader.RecordedRun:
-    """A run by its id. Raises ConfigError for one that is gone."""
-    try:
-        return reader.find_run(run_id)
-    except KeyError:
-        raise ConfigError("This run no longer exists: {run}", run=run_id) from None
 
 
 def changed_parts(request: ApiRequest, run: reader.RecordedRun) -> JsonObject:

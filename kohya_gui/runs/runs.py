@@ -10,12 +10,11 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response, StreamingResponse
 
 from kohya_gui.runs import differences, folders, page_parts
-from kohya_gui.runs.page_parts import find_run
 from kohya_gui.server import vendored
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
-from library.runs import export, keys, webhook
+from library.runs import export, keys, reader, webhook
 
 MARKUP = Path(__file__).with_name("runs.html")
 CHUNK = 2**18  # bytes of an export that are sent at once
@@ -38,8 +37,8 @@ class RunsRoom:
     def handlers(self) -> dict[str, Handler]:
         """Handlers of JSON."""
         return {
-            "run": lambda request: page_parts.changed_parts(request, find_run(request.text("run"))),
-            "run-choices": lambda request: differences.choices_for(find_run(request.text("run"))),
+            "run": lambda request: page_parts.changed_parts(request, reader.existing_run(request.text("run"))),
+            "run-choices": lambda request: differences.choices_for(reader.existing_run(request.text("run"))),
             "run-differences": lambda request: differences.differences(request.texts("sides"), self.roots),
             "run-folder": self.show_folder,
             "webhook": self.webhook,
@@ -51,7 +50,7 @@ class RunsRoom:
 
     def export(self, query: Mapping[str, str]) -> Response:
         """A run with its samples as a zip file, as a download."""
-        run = find_run(query.get("run", ""))
+        run = reader.existing_run(query.get("run", ""))
         packed = export.export_run(run)
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.id)[:100]
         headers = {"content-disposition": f'attachment; filename="{name}.zip"', "cache-control": "no-store"}
@@ -64,7 +63,7 @@ class RunsRoom:
         """Open the output folder of a run, on the computer itself only."""
         if not request.is_here:
             raise ConfigError("This can be done on the computer itself only.")
-        run = find_run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         folders.show_folder(Path(str(run.facts.get("output_dir") or run.folder)))
         return {"said": Message("The folder is open: {folder}", folder=run.facts.get("output_dir") or run.folder)}
 

@@ -1,7 +1,7 @@
 // Which file of a run is best: a part of the tab Try it, which the run's panel opens.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { around, find, hit, make, showMessage } from "../server/elements.js";
+import { around, find, finder, hit, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { go } from "../server/addresses.js";
 import { watcher } from "../tools/commands.js";
@@ -20,12 +20,7 @@ let runFromPanel = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
 let look;
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(place ?? document, selector, type);
+const part = finder(() => place ?? document);
 const runs = () => part("#comparing-run", HTMLSelectElement);
 const encoder = () => part("#comparing-encoder", HTMLSelectElement);
 

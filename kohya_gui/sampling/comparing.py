@@ -52,7 +52,7 @@ class FileComparison:
         """Start comparing. Problems of the form are reported first."""
         if busy := next((job for job in jobs.jobs_of_kinds(COMPARE_KIND) if job.active), None):
             raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
-        run = _run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         config = plan.config_of_run(run)
         paths.allow(config, self.roots)
         files, _ = plan.saved_files_of_run(run)
@@ -79,7 +79,7 @@ class FileComparison:
 
     def found(self, request: ApiRequest) -> JsonObject:
         """The newest comparison of a run, complete or so far; without columns if there is none."""
-        run = _run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         comparison = _newest(run)
         place = Path(str(comparison.get("folder") or "")).name
         columns = [_title_or_prompt(title) for title in _list(comparison, "columns")]
@@ -142,13 +142,6 @@ def title_of(run: reader.RecordedRun) -> MessageLike:
     """What a list calls a run: its name and when it began, if it did."""
     name, started = str(run.facts.get("output_name") or run.id), run.facts.get("started")
     return Message("{name} · {when}", name=name, when=dates.moment(float(started))) if started else name
-
-
-def _run(name: str) -> reader.RecordedRun:
-    try:
-        return reader.find_run(name)
-    except KeyError:
-        raise ConfigError("This run is not there any more: load the page again.") from None
 
 
 def _newest(run: reader.RecordedRun) -> JsonObject:

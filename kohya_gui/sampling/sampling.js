@@ -1,7 +1,7 @@
 // The tab Try it: starts a job with the form's values, and shows its images in rows and columns.
 import { read, sentOf } from "../form/messages.js";
 import { translated } from "../i18n/words.js";
-import { all, around, find, hit, isField, make, showMessage } from "../server/elements.js";
+import { all, around, find, finder, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
@@ -25,12 +25,7 @@ let look;
 /** @type {Promise<void> | undefined} until it is known what can be chosen */
 let started;
 
-/**
- * @template {Element} [T=HTMLElement]
- * @param {string} selector
- * @param {new () => T} [type]
- */
-const part = (selector, type) => find(place ?? document, selector, type);
+const part = finder(() => place ?? document);
 const model = () => part("#sampling-model", HTMLSelectElement);
 const sheets = () => part("#sampling-sheet", HTMLSelectElement);
 const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(`#sampling-${id}`)).value;

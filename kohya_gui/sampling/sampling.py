@@ -79,7 +79,7 @@ class SamplingTab:
 
     def of_run(self, request: ApiRequest) -> JsonObject:
         """The files that a run has saved, in order, its sample prompts, and the fields that all of these share."""
-        run = _run(request.text("run"))
+        run = reader.existing_run(request.text("run"))
         events = reader.progress(run.folder).update().events
         folder = str(run.facts.get("folder") or ".")  # the folder it was started in, for relative paths
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
@@ -153,7 +153,7 @@ class SamplingTab:
         """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
         name = request.text("name")
         if name.startswith(RUN):
-            return _of_samples(_run(name.removeprefix(RUN)))
+            return _of_samples(reader.existing_run(name.removeprefix(RUN)))
         job = jobs.find_job(name.removeprefix(JOB))
         result = job.result
         rows = enumerate(result.get("files") or [])
@@ -189,7 +189,7 @@ class SamplingTab:
         """What a comparison needs of a form or a run's config, and the word that it teaches."""
         name = request.text("model")
         if name.startswith(RUN):
-            run = _run(name.removeprefix(RUN))
+            run = reader.existing_run(name.removeprefix(RUN))
             script, values = str(run.facts.get("script")), _run_settings(run)
             if script not in RUNS:
                 raise ConfigError("There is no such choice: load the page again.")
@@ -234,13 +234,6 @@ class SamplingTab:
             .replace("[browse]", picker.browse_button("folder", "Folder for images", "folder"))
             .replace("[folder]", escape(str(self.roots[0].joinpath(*GENERATED_FOLDER))))
         )
-
-
-def _run(name: str) -> reader.RecordedRun:
-    try:
-        return reader.find_run(name)
-    except KeyError:
-        raise ConfigError("This run is not there any more: load the page again.") from None
 
 
 def _run_settings(run: reader.RecordedRun) -> JsonObject:

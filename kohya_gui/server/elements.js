@@ -50,6 +50,18 @@ export function find(root, selector, type) {
 }
 
 /**
+ * `find` below what `root` returns at that time.
+ * @param {() => ParentNode} root
+ */
+export const finder = (root) =>
+  /**
+   * @template {Element} [T=HTMLElement]
+   * @param {string} selector
+   * @param {new () => T} [type]
+   */
+  (selector, type) => find(root(), selector, type);
+
+/**
  * All elements below `root` that match and are a `type`.
  * @template {Element} [T=HTMLElement]
  * @param {ParentNode} root

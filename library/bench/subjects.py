@@ -83,7 +83,7 @@ class FamilySubject:
         self.kind = families.config_class(script)
         self.name: str = self.kind.family
         self._module = families.random_module(self.name)
-        small = self._module.TINY_OPTIONS if size == "tiny" else {}
+        small = getattr(self._module, "TINY_OPTIONS", {}) if size == "tiny" else {}
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
         sizes = self._module.model_sizes(self.config({}), size == "full")
@@ -106,7 +106,7 @@ class FamilySubject:
             if self.random:
                 denoiser = self.random.denoiser()
                 where = random_weights.place_weights(denoiser, device, dtype, config)
-                self._module.adopt_denoiser(family, denoiser)
+                families.adopt_denoiser(family, denoiser)
                 waits = where.type != device.type
                 components = ModelComponents(
                     random_weights.fill_randomly(denoiser, where, dtype, waits_on_host=waits), None, {}, {}, {}
@@ -163,7 +163,7 @@ class FamilySubject:
         if name == "t5xxl":
             family = families.family_for(self.config({}))
             if self.random:
-                self._module.adopt_denoiser(family, self.random.denoiser())
+                families.adopt_denoiser(family, self.random.denoiser())
             length = max(family.text_lengths.values())
         model = getattr(model, "language", model)  # of an encoder that reads images as well
         config: Any = model.config

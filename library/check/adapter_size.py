@@ -119,7 +119,7 @@ def _load_components(cls: type[AdapterRun], key: str, encoders: bool) -> tuple[F
     module = families.random_module(family.name)
     networks = module.make_networks(module.FULL)
     denoiser = networks.denoiser()
-    module.adopt_denoiser(family, denoiser)
+    families.adopt_denoiser(family, denoiser)
     made_encoders = {name: make() for name, make in networks.encoders.items()} if encoders else {}
     return family, ModelComponents(denoiser, None, made_encoders, {})
 

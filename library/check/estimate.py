@@ -281,10 +281,9 @@ def _activation_memory(config: RunConfig, model: ModelStats, size: tuple[int, in
         stream = count_block_tokens(config, block, size) * block.width * bytes_per_value * batch
         inside = stream * block.cost.activations * compiled
         activations, largest_block = activations + inside, max(largest_block, inside)
+        kept = CHECKPOINT_WITH_ATTENTION if memory.checkpoint_keep_attention else 1
         # Convolutions are not recomputed: their outputs are kept for the decoder.
-        checkpoints += stream * (
-            2 if block.is_convolution else CHECKPOINT_WITH_ATTENTION if memory.checkpoint_keep_attention else 1
-        )
+        checkpoints += stream * (2 if block.is_convolution else kept)
         largest_input = max(largest_input, stream)
     if not memory.checkpointing:
         budget = config.compile.compile_activation_budget if config.compile.compile else 1.0

@@ -151,10 +151,11 @@ def _sort_key(finding: Finding) -> tuple[int, int]:
 def topic(problem: Problem, config: RunConfig) -> str:
     """Return the topic of a problem, by its option unless the problem states it."""
     option = options_of(type(config)).get(problem.option)
-    by_option = (
-        TOPICS.get(option.section, "other") if option else "GPU" if problem.option in LAUNCH_OPTIONS else "other"
-    )
-    return problem.topic or by_option
+    if problem.topic:
+        return problem.topic
+    if option:
+        return TOPICS.get(option.section, "other")
+    return "GPU" if problem.option in LAUNCH_OPTIONS else "other"
 
 
 def graphics() -> tuple[str, float | None]:

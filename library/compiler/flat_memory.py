@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from library.compiler import torch_private
 
-USED = True  # tests switch it off, to compare
 ALIGNED = 64  # elements; matrix products of half precision want 16 bytes, and a CPU's 64
 
 
@@ -26,24 +25,31 @@ class Run:
 
 
 def find_runs(*lists: Sequence[Tensor], kinds: Sequence[Any] = ()) -> list[Run]:
-    """Return the longest runs of the first list whose tensors lie alike in all other lists, and are of one kind.
+    """Return the longest runs of the first list whose tensors lie alike in all other lists, and are of one kind;
+    `kinds` has the kind of each tensor.
 
     `flat` has one tensor per list. Runs come in the order of their first member in the list. What lies between two
     tensors is changed with them, so it must be padding of `lay_out`.
     """
-    laid = [_places(tensors) for tensors in lists]
-    begins, dues = [*zip(*(begin for begin, _ in laid), strict=True)], [*zip(*(due for _, due in laid), strict=True)]
-    alike = [[(tensor.dtype, tensor.stride()) for tensor in tensors] for tensors in lists]
+    spans = [[_span(tensor) for tensor in tensors] for tensors in lists]
+    begins = [*zip(*([begin for begin, _ in of_list] for of_list in spans), strict=True)]
+    ends = [*zip(*([end for _, end in of_list] for of_list in spans), strict=True)]
+
+    def follows(n: int, last: int) -> bool:
+        if begins[n] != ends[last] or (kinds and kinds[n] != kinds[last]):
+            return False
+        first, *others = (tensors[n] for tensors in lists)
+        alike = all(other.dtype == first.dtype and other.stride() == first.stride() for other in others)
+        return alike and first.dtype == lists[0][last].dtype
+
     chains: list[list[int]] = []
     for n in sorted(range(len(begins)), key=begins.__getitem__):
-        last = chains[-1][-1] if chains else n
-        goes_on = begins[n] == dues[last] and all(kind[n] == alike[0][n] for kind in alike[1:])
-        if goes_on and alike[0][n][0] == alike[0][last][0] and (not kinds or kinds[n] == kinds[last]):
+        if chains and follows(n, chains[-1][-1]):
             chains[-1].append(n)
         else:
             chains.append([n])
-    cut = sorted((members for chain in chains for members in _within_storages(lists, chain)), key=min)
-    return [Run(members, [_flat_tensor(tensors, members) for tensors in lists]) for members in cut]
+    runs = sorted((members for chain in chains for members in _within_storages(lists, chain)), key=min)
+    return [Run(members, [_flat_tensor(tensors, members) for tensors in lists]) for members in runs]
 
 
 def split(found: Sequence[Run], flat: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -84,7 +90,7 @@ def move_together(parameters: Sequence[Tensor]) -> None:
     """Move parameters into one buffer per dtype and device, in this order. Only their addresses change."""
     by_kind: dict[Any, list[Tensor]] = {}
     for p in parameters:
-        if _can_lie(p):
+        if can_lie(p):
             by_kind.setdefault((p.dtype, p.device), []).append(p)
     for members in by_kind.values():
         for p, place in zip(members, lay_out(members)[1], strict=True):
@@ -100,11 +106,10 @@ def _parts_of(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return parts
 
 
-def _places(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """Return where each tensor begins, and where the next of its run would begin: -1 if it cannot be in one."""
-    begins = [tensor.data_ptr() if _can_lie(tensor) else 0 for tensor in tensors]
-    pairs = zip(begins, tensors, strict=True)
-    return begins, [begin + _padded_size(t.numel()) * t.itemsize if begin else -1 for begin, t in pairs]
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return where a tensor begins, and where the next of its run would begin: 0 and -1 if it cannot be in one."""
+    begin = tensor.data_ptr() if can_lie(tensor) else 0
+    return (begin, begin + _padded_size(tensor.numel()) * tensor.itemsize) if begin else (0, -1)
 
 
 def _within_storages(lists: Sequence[Sequence[Tensor]], chain: list[int]) -> Iterator[list[int]]:
@@ -134,8 +139,9 @@ def _padded_size(size: int) -> int:
     return -size % ALIGNED + size
 
 
-def _can_lie(tensor: Tensor) -> bool:
+def can_lie(tensor: Tensor) -> bool:
+    """Return whether a tensor may be a member of a run."""
     # Fake tensors, from which costs are estimated, have no address.
-    if not USED or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
         return False
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))

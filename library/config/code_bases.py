@@ -47,8 +47,11 @@ def _derives(module: str, name: str, base: str, depth_left: int) -> Known:
 
 
 def _combine_answers(answers: Iterator[Known]) -> Known:
-    results = [*answers]
-    return True if True in results else None if None in results else False
+    """Return whether any answer is yes; None if none is, and one is unknown."""
+    results = {*answers}
+    if True in results:
+        return True
+    return None if None in results else False
 
 
 def _statement_derives(statement: ast.stmt, module: str, name: str, base: str, depth_left: int) -> Known:

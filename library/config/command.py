@@ -132,7 +132,8 @@ def _extra_argument_problems(launch: Launch) -> Iterator[Problem]:
         name, equals, value = token.partition("=")
         # accelerate accepts --gpu-ids for --gpu_ids.
         name = name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name
-        value = value if equals else "true" if name == "--cpu" else next(iter(arguments[at + 1 : at + 2]), "")
+        if not equals:
+            value = "true" if name == "--cpu" else next(iter(arguments[at + 1 :]), "")
         if name in OTHER_SCRIPTS:
             yield Problem(EXTRA, ": {name} starts something other than the training; leave it out", name=name)
         elif name.startswith("--") and flags and name not in flags:

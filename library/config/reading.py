@@ -53,7 +53,7 @@ def steps_or_share(value: Any) -> int | float:
         result = parse_finite(value.strip()[:-1]) / 100
     else:
         result = parse_finite(value)
-    return int(result) if result >= 1 else result if result else 0
+    return int(result) if result >= 1 or not result else result
 
 
 def resolution(value: Any) -> str:

@@ -194,8 +194,10 @@ def write_latents(entry: LatentEntry, arrays: Mapping[str, np.ndarray], stamp: J
     content, facts = _arrays_of_other_sizes(entry)
     cache = entry.cache
     for name, array in arrays.items():
-        if array.ndim == 3:
-            array = _squares(array, cache.square) if cache.square > 1 else array[:, None] if cache.frames else array
+        if array.ndim == 3 and cache.square > 1:
+            array = _squares(array, cache.square)
+        elif array.ndim == 3 and cache.frames:
+            array = array[:, None]
         content[entry.key(name)] = np.asarray(array)
     if entry.controls:
         stamp = {**stamp, "controls": stamps.control_stamps(entry.controls)}

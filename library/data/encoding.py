@@ -113,7 +113,7 @@ def _latents(images: Sequence["Image"], job: EncodingJob) -> Latents:
         refuse_other_references(images)
     entries = share(entries, lambda entry: entry.image, job.world)
     has_vae = job.components.vae is not None or "vae" in job.components.deferred
-    vae = identity.of_components(job.components, ["vae"]) if has_vae else None
+    vae = identity.fingerprint_components(job.components, ["vae"]) if has_vae else None
     trust, times = job.config.cache.skip_cache_check, Counter(entry.image for entry in store.entries.values())
 
     def is_valid(entry: LatentEntry) -> bool:

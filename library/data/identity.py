@@ -28,23 +28,19 @@ def fingerprint_networks(*networks: Any) -> JsonObject:
             piece = tensor.detach().flatten()[:256].contiguous().cpu()
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(piece.view(torch.uint8).numpy().tobytes() if piece.numel() else b"")
-            if (
-                tensor.is_floating_point() and tensor.ndim > 1 and piece.numel()
-            ):  # vectors are often all 0 or 1, which identifies nothing
+            # Vectors are often all 0 or 1, which identifies nothing.
+            if tensor.is_floating_point() and tensor.ndim > 1 and piece.numel():
                 types.add(str(tensor.dtype).removeprefix("torch."))
                 ends.append(float(piece[-1]))
-    marks = (
-        [ends[i * len(ends) // SAMPLED_WEIGHTS] for i in range(min(SAMPLED_WEIGHTS, len(ends)))]
-        if len(ends) >= SAMPLED_WEIGHTS
-        else ends
-    )
+    sampled = min(SAMPLED_WEIGHTS, len(ends))
+    marks = [ends[i * len(ends) // sampled] for i in range(sampled)]
     coarsest = max(types, key=lambda kind: ROUNDING_ERRORS.get(kind, 1.0), default="")
     return {"exact": digest.hexdigest(), "type": coarsest, "marks": marks}
 
 
 # With complete caches, reading 10 GB of T5 just to check them would waste seconds.
 # Why: docs/decisions/2026-11-22-networks-read-when-needed.md
-def of_components(components: ModelComponents, names: Sequence[str]) -> JsonObject:
+def fingerprint_components(components: ModelComponents, names: Sequence[str]) -> JsonObject:
     """Return the fingerprint of these networks of a model, all of them read or none.
 
     The fingerprint of deferred networks is stored with the size and time of their files: while these are unchanged,

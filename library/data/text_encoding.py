@@ -140,7 +140,7 @@ def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
         return Texts(cache, template, memory)
     store = Texts(cache, template)
     names = sorted({*job.components.encoders, *job.components.deferred} - {"vae"})
-    encoders = identity.of_components(job.components, names) if names else None
+    encoders = identity.fingerprint_components(job.components, names) if names else None
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else job.family.text_lengths)}
     options = {name: getattr(job.config.model, name, None) for name in cache.options}
     entries = _entries_by_file(captions, cache.suffix, bool(template))

@@ -97,3 +97,9 @@ def load_object(reference: str) -> Any:
 
 def random_module(family: str) -> Any:
     return importlib.import_module(f"library.families.{family}.random")
+
+
+def adopt_denoiser(family: "Family", denoiser: Any) -> None:
+    """Give a family the facts of a denoiser without a file that it otherwise reads from the header of the file."""
+    if adopt := getattr(random_module(family.name), "adopt_denoiser", None):
+        adopt(family, denoiser)

@@ -163,4 +163,6 @@ def _typed_number(value: str) -> Any:
     if value.casefold() in ("true", "false"):
         return value.casefold() == "true"
     number = to_number(value)
-    return value if number is None else int(number) if number.is_integer() and "." not in value else number
+    if number is None:
+        return value
+    return int(number) if number.is_integer() and "." not in value else number

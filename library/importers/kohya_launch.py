@@ -49,11 +49,20 @@ def launch_fields(chosen: JsonMapping, base: JsonMapping) -> JsonObject:
         value = getattr(defaults, key) if value is None else value
         if value == before.get(key, getattr(defaults, key)):
             continue
-        unset = THREADS if key == "num_cpu_threads_per_process" else 0 if key in WHOLE_NUMBER_KEYS else ""
-        fields[key] = unset if value is None else _join_tuple(value) if isinstance(value, tuple) else value
+        if value is None:
+            fields[key] = _unset_field(key)
+        else:
+            fields[key] = _join_tuple(value) if isinstance(value, tuple) else value
     if "num_processes" in fields:
         fields["multi_gpu"] = fields["num_processes"] > 1
     return fields
+
+
+def _unset_field(key: str) -> int | str:
+    """Return what a field of kohya_ss holds while its key is not set."""
+    if key == "num_cpu_threads_per_process":
+        return THREADS
+    return 0 if key in WHOLE_NUMBER_KEYS else ""
 
 
 def _launch_value(key: str, value: Any) -> Any:

@@ -290,7 +290,7 @@ def read_typed_flags(builder: ImportBuilder) -> None:
         typed["compile"] = []
         if backend and str(backend).casefold() != "no":
             typed.setdefault("compile_backend", [str(backend)])
-    values = {name: (items if len(items) > 1 else items[0]) if items else True for name, items in typed.items()}
+    values = {name: _flag_value(items) for name, items in typed.items()}
     if not values:
         builder.ignore("additional_parameters", "there is no --flag in it")
         return
@@ -316,3 +316,10 @@ def split_flags(text: str) -> dict[str, list[str]]:
         else:
             values_by_flag.setdefault(next(reversed(values_by_flag), ""), []).append(token)
     return values_by_flag
+
+
+def _flag_value(words: list[str]) -> bool | str | list[str]:
+    """Return the value of a flag with these words behind it: True without any."""
+    if not words:
+        return True
+    return words if len(words) > 1 else words[0]

@@ -80,7 +80,7 @@ def published(config: RunConfig) -> ModelStats:
     family = families.family_for(config)
     module = families.random_module(family.name)
     networks = _without_memory(family.name, module.model_sizes(config, full=True))
-    module.adopt_denoiser(family, networks["denoiser"])
+    families.adopt_denoiser(family, networks["denoiser"])
     shapes = {part: {n: tuple(p.shape) for n, p in net.named_parameters()} for part, net in networks.items()}
     return count_tensors(family, shapes, counted=False)
 

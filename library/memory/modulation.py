@@ -90,10 +90,8 @@ def are_one_matrix(layers: Sequence[Any]) -> bool:
     """Return whether frozen weights follow each other in memory, and are one matrix with a scale per row or none."""
     ends = [layer.weight.data_ptr() + layer.weight.nbytes for layer in layers]
     follow = all(layer.weight.data_ptr() == end for layer, end in zip(layers[1:], ends, strict=False))
-    scaled = {"weight_scale" in layer._buffers for layer in layers}
-    return (
-        follow and len(scaled) == 1 and not any({"rotation", "scale_code"} & layer._buffers.keys() for layer in layers)
-    )
+    alike = len({"weight_scale" in layer._buffers for layer in layers}) == 1
+    return follow and alike and not any({"rotation", "scale_code"} & layer._buffers.keys() for layer in layers)
 
 
 class _JointProduct:
@@ -104,12 +102,7 @@ class _JointProduct:
     def __init__(self, layers: Sequence[Any]) -> None:
         """`layers` can be joined."""
         self._first, self._rows = layers[0], sum(layer.out_features for layer in layers)
-        self._scale, self._bias = (
-            torch.cat([getattr(layer, name).data.float() for layer in layers])
-            if all(getattr(layer, name, None) is not None for layer in layers)
-            else None
-            for name in ("weight_scale", "bias")
-        )
+        self._scale, self._bias = _joined(layers, "weight_scale"), _joined(layers, "bias")
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [B, in] -> [B, outputs of all]; the weights are on the device."""
@@ -119,6 +112,13 @@ class _JointProduct:
         if self._scale is not None:
             output = output * self._scale
         return (output if self._bias is None else output + self._bias).to(dtype)
+
+
+def _joined(layers: Sequence[Any], name: str) -> Tensor | None:
+    """Return the values of this name of all layers, one after another in float32; None if a layer has none."""
+    if any(getattr(layer, name, None) is None for layer in layers):
+        return None
+    return torch.cat([getattr(layer, name).data.float() for layer in layers])
 
 
 class _Products(torch.autograd.Function):

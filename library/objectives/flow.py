@@ -150,6 +150,16 @@ def flow_sigmas(steps: int, tokens: int, shift: bool = True) -> list[float]:
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
 
 
+def stretched_sigmas(steps: int, mu: float, last: float) -> list[float]:
+    """Return the steps + 1 sigmas of a sampling run: shifted by e^mu, stretched so that the last step begins at `last`,
+    then 0.
+    """
+    left = 1 - shifted(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), math.exp(mu))
+    if steps > 1:
+        left = left * ((1 - last) / left[-1])
+    return [*(1 - left).tolist(), 0.0]
+
+
 def flow_loss_weights(sigmas: Tensor, noise: sections.Flow) -> Tensor:
     """Return the loss weight of each image [B]: weighting_scheme, which FLUX.1 applies only to sigma_scaled
     predictions.

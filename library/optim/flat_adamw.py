@@ -33,7 +33,7 @@ class _Stepped:
         """Return the run as one tensor with its gradient; None if weights and gradients do not lie alike now."""
         gradients = [p.grad for p in self.weights if p.grad is not None]
         found = [] if self.missing else flat_memory.find_runs(self.weights, gradients)
-        if len(found) != 1 or found[0].members != [*range(len(self.weights))]:
+        if len(found) != 1 or found[0].members != list(range(len(self.weights))):
             return None
         flat, flat.grad = found[0].flat
         return flat
@@ -70,7 +70,8 @@ class FlatAdamW(torch.optim.AdamW):
         given = [group["params"] for group in self.param_groups]
         flat_of = {id(p): flat for run, flat in pairs for p in run.weights}
         for group in self.param_groups:
-            group["params"] = [*{id(p): p for p in (flat_of.get(id(p), p) for p in group["params"])}.values()]
+            params = [flat_of.get(id(p), p) for p in group["params"]]
+            group["params"] = [*{id(p): p for p in params}.values()]  # each run once
         self.state.update({flat: run.state for run, flat in pairs})
         try:
             yield

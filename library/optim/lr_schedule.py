@@ -146,15 +146,9 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
         return
     arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     if why := _tried(config, arguments, total):
-        option = (
-            "lr_scheduler_args"
-            if arguments
-            else "lr_scheduler_type"
-            if config.optim.lr_scheduler_type
-            else "lr_scheduler"
-        )
+        blamed = "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
         yield Problem(
-            option,
+            "lr_scheduler_args" if arguments else blamed,
             ": {title} cannot be followed for the {steps} of this training ({why})",
             title=chosen,
             steps=counted(total, "step"),

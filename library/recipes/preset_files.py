@@ -6,10 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from library.config.problems import Message
+
 PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
 RECIPES = "recipes"  # the folder of recipes, applied on top of presets
 NAMED = re.compile(r"(lora|finetune|textual-inversion|lllite)(?:-(\d+)gb)?(?:-.*)?")
+# The parts of a preset's first line that hold numbers: each has one translation for all presets.
+TEMPLATES = (
+    "{model} LoRA on {memory} GB",
+    "{model} fine-tune on {memory} GB",
+    "{model} textual inversion on {memory} GB",
+    "{model} LLLite on {memory} GB",
+    "Rank {rank}",
+    "{count} blocks swapped",
+    "{seconds} s per step and {memory} GiB on an {gpu}.",
+)
 STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets -> the kind whose presets apply
 
 
@@ -46,8 +58,16 @@ class Preset:
         return self.family == PROFILES
 
     @property
-    def title(self) -> str:
-        return self.sentence.partition(":")[0]
+    def title(self) -> Message:
+        return as_message(self.sentence.partition(":")[0])
+
+
+def as_message(part: str) -> Message:
+    """Return a part of a preset's first line with its numbers as arguments."""
+    for template in TEMPLATES:
+        if match := re.fullmatch(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template)), part):
+            return Message(template, **match.groupdict())
+    return Message(part)
 
 
 def all_presets() -> list[Preset]:

@@ -171,3 +171,10 @@ def _finite_number(value: Any) -> Any:
     except (TypeError, ValueError):
         return str(value)
     return number if math.isfinite(number) else None
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number of a record; None for anything else, which an edited file may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

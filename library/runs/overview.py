@@ -1,6 +1,5 @@
 """A summary of every run: what a table of runs shows. It reads only small records, each again only after a change."""
 
-import math
 import os
 import time
 from collections.abc import Iterable
@@ -116,15 +115,15 @@ def _summary(run: reader.RecordedRun, note: str) -> RunSummary:
         state=run.state,
         steps_done=int(facts.get("step") or 0),
         steps_total=int(facts.get("total_steps") or 0),
-        speed=_number(latest.get("s_it")),
-        eta=_number(latest.get("eta")),
-        reported=_number(latest.get("t")),
-        loss=_number(latest.get("avr_loss", latest.get("loss"))),
-        held_out_loss=_number(latest.get("held_out_loss")),
+        speed=layout.finite_number(latest.get("s_it")),
+        eta=layout.finite_number(latest.get("eta")),
+        reported=layout.finite_number(latest.get("t")),
+        loss=layout.finite_number(latest.get("avr_loss", latest.get("loss"))),
+        held_out_loss=layout.finite_number(latest.get("held_out_loss")),
         last_sample=SampleKey(_whole(sample.get("step")), _whole(sample.get("number"))) if sample else None,
         note=note,
-        started=_number(facts.get("started")),
-        ended=_number(facts.get("ended")),
+        started=layout.finite_number(facts.get("started")),
+        ended=layout.finite_number(facts.get("ended")),
         devices=tuple(str(device) for device in facts.get("devices") or ()),
         output_folder=_text(facts.get("output_dir")),
         folder=str(run.folder),
@@ -189,14 +188,8 @@ def _event(line: bytes) -> JsonObject:
         return {}
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 def _whole(value: Any) -> int:
-    return int(_number(value) or 0)
+    return int(layout.finite_number(value) or 0)
 
 
 def _text(value: Any) -> str:

@@ -110,6 +110,14 @@ def find_run(run_id: str) -> RecordedRun:
     return run_at(registry.folder_of_run(run_id))
 
 
+def existing_run(run_id: str) -> RecordedRun:
+    """Return one run by its id. Raises ConfigError if it is gone."""
+    try:
+        return find_run(run_id)
+    except KeyError:
+        raise ConfigError("This run no longer exists: {run}", run=run_id) from None
+
+
 def active() -> RecordedRun | None:
     return next((run for run in runs() if run.active), None)
 

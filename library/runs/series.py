@@ -1,6 +1,5 @@
 """What a run has measured, step by step, as columns for charts. Long runs are thinned; reading is incremental."""
 
-import math
 import os
 import re
 import threading
@@ -8,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.runs import layout, lineage, reader
@@ -114,12 +112,12 @@ class RunSeries:
             self.resumed = [*(step for step in before.resumed if step < at), *([at] if self.steps.steps else [])]
 
     def _take(self, event: JsonMapping) -> None:
-        step, when = event.get("step"), _number(event.get("t"))
+        step, when = event.get("step"), layout.finite_number(event.get("t"))
         if event.get("kind") not in ("step", "validation") or not isinstance(step, int) or isinstance(step, bool):
             return
         seconds = self._seconds_at(when)
         if event["kind"] == "validation":
-            if (loss := _number(event.get("loss"))) is not None:
+            if (loss := layout.finite_number(event.get("loss"))) is not None:
                 self._append(self.checks, step, seconds, {"loss": loss})
             return
         self._seen += 1
@@ -147,14 +145,14 @@ class RunSeries:
 def values_of_step(event: JsonMapping) -> dict[str, float]:
     """Return the numbers of a step that charts show, by the name of their column."""
     names = {"loss": "loss", "grad_norm": "gradient", "memory_gb": "memory"}
-    found = {column: _number(event.get(name)) for name, column in names.items()}
-    parts = [_number(event.get(name)) for name in STEP_PARTS]
+    found = {column: layout.finite_number(event.get(name)) for name, column in names.items()}
+    parts = [layout.finite_number(event.get(name)) for name in STEP_PARTS]
     known = [part for part in parts if part is not None]
-    found["pace"] = sum(known) if len(known) == len(parts) else _number(event.get("s_it"))
+    found["pace"] = sum(known) if len(known) == len(parts) else layout.finite_number(event.get("s_it"))
     rates = [*reader.rates_by_name(event.get("lr")).items()][:MAX_RATES]
     if len({rate for _, rate in rates}) == 1:  # equal ones are one line
         rates = [("", rates[0][1])]
-    found |= {f"rate {name}".strip(): _number(rate) for name, rate in rates}
+    found |= {f"rate {name}".strip(): layout.finite_number(rate) for name, rate in rates}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -184,13 +182,7 @@ def _likeness(path: str, written: tuple[int, int, int]) -> list[tuple[int, float
         return []
     points: dict[int, float] = {}
     for title, value in zip(columns, likeness, strict=False):
-        match, number = STEP_TITLE.fullmatch(str(title)), _number(value)
+        match, number = STEP_TITLE.fullmatch(str(title)), layout.finite_number(value)
         if match and number is not None:
             points[int(match[1].replace(",", ""))] = number
     return sorted(points.items())
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -11,10 +11,7 @@ REMOVED = "removed-runs"  # beside the folder of pointers
 
 def remove_run(run_id: str) -> None:
     """Take a run that has ended off the list. Raises ConfigError for an active or unknown one."""
-    try:
-        run = reader.find_run(run_id)
-    except KeyError:
-        raise ConfigError("This run is not there any more: load the page again.") from None
+    run = reader.existing_run(run_id)
     refuse_active(run, run.id)
     _move(run.id, _listed(), _removed())
 

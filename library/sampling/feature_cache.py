@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from library.config.sections.sampling import AUTO, OFF, CacheThreshold
-from library.families.base import BlockChain, Family
+from library.families.base import BlockChain, Family, SampleRequest
 from library.families.capabilities import HasBlockChain
+from library.families.shared.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,11 @@ class FeatureCache:
     @property
     def is_on(self) -> bool:
         return self._chain is not None and self._threshold != OFF
+
+    def draw(self, sampler: Sampler, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        """Generate pictures, one batch, whose steps skip blocks."""
+        with self.active(2 if sampler.one_by_one else 1):
+            return sampler.pictures(requests)
 
     @contextlib.contextmanager
     def active(self, passes_per_step: int = 1) -> Iterator[None]:

@@ -158,11 +158,7 @@ class ColumnSampler:
         self._cache.log_savings()
 
     def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        def draw() -> list[Image.Image]:
-            with self._cache.active(2 if self._sampler.one_by_one else 1):
-                return self._sampler.pictures(requests)
-
-        return self._engine.pictures(self._sampler, requests, draw)
+        return self._engine.pictures(self._sampler, requests, lambda: self._cache.draw(self._sampler, requests))
 
     @contextlib.contextmanager
     def _applied(self, column: Column) -> Iterator[None]:

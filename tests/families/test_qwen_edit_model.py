@@ -75,7 +75,7 @@ def denoiser(parts, still):
 def test_the_denoiser_and_its_gradients_equal_diffusers(own, still, number):
     ours, theirs = denoiser(own[1], still), diffusers_model(own[1], still)
     latents = [torch.randn(2, 16, *size, generator=torch.Generator().manual_seed(i)) for i, size in enumerate(SIZES)]
-    tokens, sizes = pictures.pack_tokens(latents[0], latents[1 : 1 + number])
+    tokens, sizes = packing.pack_with_references(latents[0], latents[1 : 1 + number])
     text = torch.randn(2, 64, 128, generator=torch.Generator().manual_seed(9))
     mask = torch.zeros(2, 64, dtype=torch.long)
     mask[0, :17], mask[1, :33] = 1, 1

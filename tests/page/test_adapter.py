@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kohya_gui.form import adapter
+from kohya_gui.form import adapter, adapter_size
 from kohya_gui.form.adapter_size import SizeProcess
 from library.config.building import build_config
 from library.families import FAMILIES, adapter_kinds, config_class, lora_script
@@ -136,6 +136,18 @@ def test_the_size_is_counted_by_a_process_that_can_be_lost():
     assert str(sizes.ask(config)["said"]).startswith("304 layers learn: 19.1 million parameters")
     sizes._process.stdin.close()
     assert sizes._process.wait(60) == 0
+
+
+def test_a_process_that_ends_twice_is_said_and_asked_again(monkeypatch):
+    config, sizes = build_config(config_class(lora_script("sdxl")), {}, notes=[]), SizeProcess()
+    real = adapter_size.subprocess.Popen
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            adapter_size.subprocess, "Popen", lambda _, **how: real([adapter_size.sys.executable, "-c", ""], **how)
+        )
+        assert sizes.ask(config) == {"said": adapter_size.CANNOT_COUNT}
+    monkeypatch.setattr(SizeProcess, "_counted", lambda *_: {"why": ""})
+    assert sizes.ask(config) == {"said": adapter_size.UNKNOWN}
 
 
 @pytest.mark.browser

@@ -75,7 +75,7 @@ def test_a_runs_files_are_compared_by_a_command(compared, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"run": "../../x"}, "not there any more"),
+        ({"run": "../../x"}, "no longer exists"),
         ({"encoder": "rm"}, "no such choice"),
         ({"encoder": "folder", "folder": "/etc"}, "outside"),
         ({"prompts": "a --ci /etc/passwd"}, "use the fields"),

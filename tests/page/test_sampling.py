@@ -103,7 +103,7 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"strengths": "a"}, "Strengths are numbers"),
         ({"strengths": "nan"}, "from -10 to 10"),
         ({"model": "tab:none"}, "no such choice"),
-        ({"model": "run:../../x"}, "not there any more"),
+        ({"model": "run:../../x"}, "no longer exists"),
         ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "no family"),
         ({"form": json.dumps({"family": NAME, "values": {}, "launch": {}})}, "names no base model"),
         (
@@ -216,7 +216,7 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
 def test_pictures_get_the_size_of_a_runs_newest_samples_if_all_have_the_same(tab, tmp_path):
     run_with_samples(tmp_path / "root")
     of_run = lambda: tab.of_run(ApiRequest({"run": "zorb-1"}))["fields"]  # noqa: E731
-    files = [Path(event["file"]) for event in sampling._sample_events(sampling._run("zorb-1"))]
+    files = [Path(event["file"]) for event in sampling._sample_events(reader.existing_run("zorb-1"))]
     for path in files:
         Image.new("RGB", (64, 96) if path in files[-2:] else (32, 32)).save(path)
     assert of_run() == {"width": "64", "height": "96"}

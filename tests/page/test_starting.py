@@ -202,7 +202,7 @@ def begins(tab, family):
     start = start_preset.starts(tab.id, tab.configs)[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
     preset_options = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
-    return preset.title, {**preset_options, "output_name": f"{family}-{tab.id}"}
+    return str(preset.title), {**preset_options, "output_name": f"{family}-{tab.id}"}
 
 
 @pytest.mark.browser

@@ -109,7 +109,7 @@ def written(variant, kind_id, more, path):
     config = draft(families.config_class(families.lora_script(family)), values)
     own_family, denoiser = families.family_for(config), networks(variant)[0]()
     encoders = networks(variant)[1]() if kind_id in WITH_ENCODERS and not more else {}
-    families.random_module(family).adopt_denoiser(own_family, denoiser)
+    families.adopt_denoiser(own_family, denoiser)
     method = methods.attach_method(ModelComponents(denoiser, None, encoders, {}), own_family, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

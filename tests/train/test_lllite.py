@@ -115,7 +115,7 @@ def test_names_and_shapes_of_the_published_model_are_upstreams():
     config = build_config(families.config_class(SCRIPT), {"network_dim": 64, "cond_emb_dim": 32, "learning_rate": 1e-3})
     module, family = families.random_module("sdxl"), families.family_for(config)
     denoiser = module.make_networks(module.FULL).denoiser()
-    module.adopt_denoiser(family, denoiser)
+    families.adopt_denoiser(family, denoiser)
     method = methods.attach_method(ModelComponents(denoiser, None, {}, {}), family, config)
     shapes = sorted((name, tuple(p.shape)) for name, p in method.named().items())
     assert len(shapes) == 1600 and hashlib.sha256(repr(shapes).encode()).hexdigest() == UPSTREAM

@@ -20,7 +20,7 @@ from library.families.facts import Shapes
 from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile, Extra
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, read_entries
+from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, read_entries
 
 ANIMA_PARTS = {
     "denoiser": Part(
@@ -57,6 +57,12 @@ ANIMA_DENOISER = DenoiserFile(
     lambda shapes: Anima(AnimaShape.of(shapes)),
     lambda name: "blocks." in name,
     keys.anima_sources,
+)
+anima_shapes = plain_shapes_of(
+    ANIMA_DENOISER.plain_shapes,
+    vae=qwen_vae_names.plain_qwen_vae_names,
+    text_encoder=language_model.plain_language_names,
+    llm_adapter=keys.adapter,
 )
 MAX_TOKENS = 512  # of a caption, for either tokenizer
 
@@ -113,18 +119,6 @@ def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
         if "llm_adapter" in files.parts and (path := files.present(config, "llm_adapter")):
             return anima_shapes(read_entries(path), "llm_adapter")
     return {}
-
-
-def anima_shapes(entries: Entries, part: str) -> Shapes:
-    """Return shapes by the network's own keys."""
-    if part == "denoiser":
-        return ANIMA_DENOISER.plain_shapes(entries)
-    naming = {
-        "vae": qwen_vae_names.plain_qwen_vae_names,
-        "text_encoder": language_model.plain_language_names,
-        "llm_adapter": keys.adapter,
-    }
-    return {plain: tuple(entries[name]["shape"]) for plain, name in naming[part](entries).items()}
 
 
 def open_denoiser(

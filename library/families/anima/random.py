@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
@@ -84,10 +83,6 @@ def make_networks(sizes: AnimaSizes = TINY, words: int = VOCABULARY, target_word
         sizes.empty_vae,
         sizes.resolutions,
     )
-
-
-def adopt_denoiser(family: AnimaFamily, denoiser: nn.Module) -> None:
-    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: AnimaFamily, denoiser: Anima) -> InputShapes:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from library.families.shared import packing
+from library.families.shared.sampler import to_pixels
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,7 +58,7 @@ def reference_size(size: tuple[int, int], area: int) -> tuple[int, int]:
 def scaled_pixels(image: "Image.Image", size: tuple[int, int]) -> Tensor:
     """Scale an image to (width, height); return pixels [1, 3, H, W] in -1..1."""
     scaled = image.convert("RGB").resize(size, 1)  # Lanczos, as in diffusers' pipelines
-    return torch.from_numpy(np.asarray(scaled).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+    return to_pixels(scaled)
 
 
 def scaled_paint_mask(mask: "Image.Image", size: tuple[int, int]) -> Tensor:

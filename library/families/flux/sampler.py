@@ -78,9 +78,5 @@ class FluxSampler(FlowSampler):
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         return flow.flow_sigmas(steps, tokens, shift=not self.denoiser.sizes.is_schnell)
 
-    def encoded(self, pixels: Tensor) -> Tensor:
-        with self.vae_on(pixels.device):
-            return self.family.control_latents(self.components, pixels)
-
     def decoder_input(self, latents: Tensor) -> Tensor:
         return latents / self.family.scale + self.family.shift

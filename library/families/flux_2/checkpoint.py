@@ -20,12 +20,18 @@ from library.families.shared import (
     expected_tensors,
     language_model,
     statistics_vae,
-    tensor_names,
     tokenizers,
 )
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, read_entries, whole_model
+from library.families.shared.part_files import (
+    Part,
+    PartFiles,
+    complete,
+    plain_shapes_of,
+    read_entries,
+    whole_model,
+)
 
 FLUX_2_PARTS = {
     "denoiser": Part(
@@ -159,19 +165,11 @@ def calls_itself_distilled(path: Path) -> bool:
     return whole is not None and table_of(whole / "model_index.json").get("is_distilled") is True
 
 
-def flux_2_shapes(entries: Entries, part: str) -> Shapes:
-    """Return shapes by the network's own keys. Raises KeyError naming a tensor that a transformer lacks."""
-    shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    if part == "denoiser":
-        return FLUX_2_DENOISER.bfl_shapes(
-            {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
-        )
-    names = (
-        language_model.plain_language_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
-    )
-    return {plain: shapes[name] for plain, name in names.items()}
-
-
+flux_2_shapes = plain_shapes_of(
+    FLUX_2_DENOISER.plain_shapes,
+    text_encoder=language_model.plain_language_names,
+    vae=autoencoder.plain_vae_names,
+)
 READ_VAE = partial(statistics_vae.load_statistics_vae, VAE)
 FLUX_2_CHECKPOINT = Checkpoint(
     PART_FILES_OF_FLUX_2,

@@ -48,7 +48,6 @@ class Flux2Sizes(LanguageModelSizes):
 
 
 TINY = Flux2Sizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = Flux2Sizes(
     hidden=3072,
     head=128,

@@ -5,21 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.flux_2.model import append_controls
 from library.families.shared import packing, statistics_vae
-from library.families.shared.sampler import TOKEN, FlowSampler, seeded_noise
+from library.families.shared.sampler import FlowSampler, crop_to_tokens, seeded_noise, to_pixels
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.flux_2.family import Flux2Family
 
-MAX_REFERENCE_PIXELS = 1024 * 1024  # maximum pixels of a reference image; larger ones are scaled down
 # Linear functions of the number of image tokens: mu for 10 and for 200 steps.
 MU_OF_10_STEPS, MU_OF_200_STEPS = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
 MAX_STEP_DEPENDENT_TOKENS = 4300  # with more tokens, the number of steps has no effect
@@ -35,7 +32,10 @@ class Flux2Sampler(FlowSampler):
         model = self.denoiser
         device = model.img_in.weight.device
         height, width = self.grid(requests[0])
-        controls = [self.encoded(control, device) for control in requests[0].controls]
+        controls = [
+            self.encoded(to_pixels(crop_to_tokens(control.convert("RGB"))).to(device))
+            for control in requests[0].controls
+        ]
         noise = seeded_noise(requests, model.sizes.in_channels, height, width)
         tokens = noise.flatten(2).transpose(1, 2).to(device)
         usual = self.family.sample_defaults.get("guidance_scale", 1.0)
@@ -53,31 +53,11 @@ class Flux2Sampler(FlowSampler):
         tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         return packing.unpack(tokens, height, width)
 
-    def encoded(self, picture: Image.Image, device: torch.device) -> Tensor:
-        with self.vae_on(device):
-            return self.family.control_latents(self.components, reference_pixels(picture).to(device))
-
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         return flux_2_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return statistics_vae.denormalised(self.components.vae, latents)
-
-
-def reference_pixels(picture: Image.Image) -> Tensor:
-    """Return a reference image as [1, 3, H, W] in -1..1: scaled down to at most MAX_REFERENCE_PIXELS, and cropped
-    around its centre to whole tokens.
-    """
-    picture = picture.convert("RGB")
-    width, height = picture.size
-    if width * height > MAX_REFERENCE_PIXELS:
-        scale = math.sqrt(MAX_REFERENCE_PIXELS / (width * height))
-        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
-        width, height = picture.size
-    inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
-    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
-    picture = picture.crop((left, top, left + inner[0], top + inner[1]))
-    return torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
 def empirical_mu(tokens: int, steps: int) -> float:

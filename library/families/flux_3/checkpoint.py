@@ -12,10 +12,10 @@ from library.families.flux_3 import keys, text_encoder
 from library.families.flux_3.facts import DISTILLED, FACTS, FLUX_3_TRANSFORMER, recognise_flux_3
 from library.families.flux_3.model import JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, Flux3, Flux3Shape
 from library.families.flux_3.options import OTHER_FLUX_3_FILES
-from library.families.shared import autoencoder, language_model, qwen3_vl, statistics_vae, tensor_names, tokenizers
+from library.families.shared import autoencoder, language_model, qwen3_vl, statistics_vae, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, complete
+from library.families.shared.part_files import Part, PartFiles, complete, plain_shapes_of
 
 SHARED_VAE = "a FLUX.2 VAE"  # the description by `recognise`
 
@@ -71,17 +71,11 @@ def part_widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
     }
 
 
-def flux_3_shapes(entries: Entries, part: str) -> Shapes:
-    """Return shapes by the network's own keys."""
-    shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    if part == "denoiser":
-        return FLUX_3_DENOISER.bfl_shapes(
-            {plain: shapes[name] for plain, name in tensor_names.without_prefix(shapes).items()}
-        )
-    names = qwen3_vl.plain_qwen3_vl_names(shapes) if part == "text_encoder" else autoencoder.plain_vae_names(shapes)
-    return {plain: shapes[name] for plain, name in names.items()}
-
-
+flux_3_shapes = plain_shapes_of(
+    FLUX_3_DENOISER.plain_shapes,
+    text_encoder=qwen3_vl.plain_qwen3_vl_names,
+    vae=autoencoder.plain_vae_names,
+)
 FLUX_3_CHECKPOINT = Checkpoint(
     FLUX_3_FILES,
     find_flux_3_problems,

@@ -13,7 +13,7 @@ from library.families import recognition
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
 from library.families.flux_3.checkpoint import FLUX_3_CHECKPOINT
 from library.families.flux_3.facts import DISTILLED, FACTS
-from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES, Size
+from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES
 from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
 from library.families.flux_3.text_encoder import MAX_CHAT_TOKENS
@@ -141,19 +141,12 @@ class Flux3Family(OneEncoderFamily):
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]. A distilled model is asked for the
         velocity at the time itself, as of a step of no length.
         """
-        tokens, sizes = tokens_of(noised.latents, controls)
+        tokens, sizes = packing.pack_with_references(noised.latents, controls)
         output = denoiser(tokens, sizes, text["ctx_vec"], text["ctx_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes[0])
 
     def sampler(self, components: ModelComponents) -> "Sampler":
         return Flux3Sampler(self, components)
-
-
-def tokens_of(latents: Tensor, controls: Sequence[Tensor]) -> tuple[Tensor, tuple[Size, ...]]:
-    """Return the tokens of latents [B, C, 2 h, 2 w], then those of each reference, and the sizes of all in tokens."""
-    images = [latents, *(control.to(latents).expand(len(latents), -1, -1, -1) for control in controls)]
-    sizes = tuple((image.shape[-2] // 2, image.shape[-1] // 2) for image in images)
-    return torch.cat([packing.pack(image) for image in images], dim=1), sizes
 
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
 """FLUX 3's tensor names: those of the single file, which are ours and ComfyUI's, and diffusers'."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from library.families.flux_3.facts import DISTILLED, FLUX_3_TRANSFORMER
 from library.families.shared.double_stream_keys import join_tensors
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
-from library.families.shared.tensor_names import denoiser_prefix, inverse, replace_prefix
+from library.families.shared.tensor_names import denoiser_prefix, inverse, rename_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,18 +50,11 @@ DIFFUSERS_MARKS = ("context_embedder.weight", "x_embedders.image.weight")
 
 def canonical_flux_3_path(path: str) -> str:
     """Convert a path, or the name of a tensor, of either tree to ours."""
-    return _in_tree(path, OUT_OF_BLOCKS, IN_A_BLOCK)
+    return rename_path(path, IN_BLOCK, OUT_OF_BLOCKS, IN_A_BLOCK)
 
 
 def diffusers_flux_3_path(path: str) -> str:
-    return _in_tree(path, TO_OUT_OF_BLOCKS, TO_IN_A_BLOCK)
-
-
-def _in_tree(path: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> str:
-    match = IN_BLOCK.fullmatch(path)
-    if not match:
-        return replace_prefix(path, outside)
-    return f"{replace_prefix(match[1], outside)}.{replace_prefix(match[2], inside)}"
+    return rename_path(path, IN_BLOCK, TO_OUT_OF_BLOCKS, TO_IN_A_BLOCK)
 
 
 class Flux3Layouts:

@@ -40,7 +40,6 @@ class Flux3Sizes(LanguageModelSizes):
 
 
 TINY = Flux3Sizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = Flux3Sizes(
     hidden=3072,
     head=128,

@@ -13,14 +13,14 @@ from torch import Tensor
 from library.families.base import SampleRequest
 from library.families.flux_3.model import KnownStreams, Size
 from library.families.shared import packing, statistics_vae
-from library.families.shared.sampler import TOKEN, FlowSampler, seeded_noise
+from library.families.shared.sampler import TOKEN, FlowSampler, crop_to_tokens, seeded_noise, to_pixels
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.flux_3.family import Flux3Family
 
 SHIFT = 6.93  # of the sigmas, at any size of image
-MOST_PIXELS_ALONE, MOST_PIXELS = 4 * 1024 * 1024, 1024 * 1024  # of the only reference image, and of each of several
+MOST_PIXELS_ALONE = 4 * 1024 * 1024  # of the only reference image
 LONGEST_SIDE, SHORTEST_SIDE = 4096, 64  # of the canvas of the only one
 SMALLER = 0.995  # factor by which an image is scaled until its canvas has few enough pixels
 
@@ -78,10 +78,7 @@ class Flux3Sampler(FlowSampler):
         if not controls:
             return []
         with self.vae_on(device):
-            return [
-                self.family.control_latents(self.components, pixels_of(control, len(controls) == 1).to(device))
-                for control in controls
-            ]
+            return [self.encoded(pixels_of(control, len(controls) == 1).to(device)) for control in controls]
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
@@ -95,8 +92,7 @@ def pixels_of(picture: Image.Image, alone: bool) -> Tensor:
     several cut around its centre.
     """
     picture = picture.convert("RGB")
-    array = canvas_of(picture) if alone else cut_to_tokens(picture)
-    return torch.from_numpy(array.astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+    return to_pixels(canvas_of(picture) if alone else crop_to_tokens(picture))
 
 
 def canvas_of(picture: Image.Image) -> np.ndarray:
@@ -117,15 +113,3 @@ def canvas_of(picture: Image.Image) -> np.ndarray:
     around = [*((before, missing - before) for missing, before in room), (0, 0)]
     # A reflection leaves out the edge itself; a picture smaller than a token is mirrored with it.
     return np.pad(np.asarray(picture), around, mode="reflect" if min(size) > TOKEN else "symmetric")
-
-
-def cut_to_tokens(picture: Image.Image) -> np.ndarray:
-    """Return a picture [H, W, 3], scaled down to at most MOST_PIXELS and cut around its centre to whole tokens."""
-    width, height = picture.size
-    if width * height > MOST_PIXELS:
-        scale = math.sqrt(MOST_PIXELS / (width * height))
-        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
-        width, height = picture.size
-    inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
-    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
-    return np.asarray(picture.crop((left, top, left + inner[0], top + inner[1])))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from library.config.outside_files import table_of
 from library.config.problems import Problem
@@ -12,10 +11,10 @@ from library.families.krea_2 import keys
 from library.families.krea_2.facts import FACTS, KREA_2_TRANSFORMER
 from library.families.krea_2.model import Krea2, Krea2Shape, count_krea_2_blocks
 from library.families.krea_2.options import OTHER_KREA_2_FILES
-from library.families.shared import language_model, qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers
+from library.families.shared import language_model, qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
+from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, whole_model
 
 KREA_2_PARTS = {
     "denoiser": Part(
@@ -37,6 +36,11 @@ KREA_2_DENOISER = DenoiserFile(
     keys.krea_2_sources,
     keys.krea_2_view,
 )
+krea_2_shapes = plain_shapes_of(
+    KREA_2_DENOISER.plain_shapes,
+    text_encoder=qwen3_vl.plain_qwen3_vl_names,
+    vae=qwen_vae_names.plain_qwen_vae_names,
+)
 TEXT = qwen3_vl.TappedText(
     first=2, step=3, before=qwen_chat.BEFORE, behind=qwen_chat.BEHIND, max_tokens=512, multiple=64
 )
@@ -46,7 +50,7 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from other_version_problems(path, config)
+        yield from turbo.find_unnamed_turbo(path, config, "raw", calls_itself_turbo(path))
         yield from config.compile.beyond(count_krea_2_blocks(shapes))
 
     yield from KREA_2_FILES.fitting(
@@ -60,39 +64,12 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
     )
 
 
-def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
-    of the file or the folder's index is checked.
-    """
-    if not config.model.model_version and calls_itself_turbo(path):
-        yield Problem(
-            "model_version",
-            ": {path} seems to be Turbo, whose files look the same: set model_version = turbo, or raw if it is not "
-            "Turbo",
-            path=path,
-            also="pretrained_model_name_or_path",
-            fix={"model_version": "turbo"},
-        )
-
-
 def calls_itself_turbo(path: Path) -> bool:
     """Return whether a model's name, or the index of its folder, is Turbo's."""
     whole = whole_model(path)
     if "turbo" in (whole or path).name.lower():
         return True
     return whole is not None and table_of(whole / "model_index.json").get("is_distilled") is True
-
-
-def krea_2_shapes(entries: Entries, part: str) -> Shapes:
-    """Return shapes by the network's own keys."""
-    if part == "denoiser":
-        return KREA_2_DENOISER.plain_shapes(entries)
-    names = (
-        qwen3_vl.plain_qwen3_vl_names(entries)
-        if part == "text_encoder"
-        else qwen_vae_names.plain_qwen_vae_names(entries)
-    )
-    return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
 
 
 KREA_2_CHECKPOINT = Checkpoint(

@@ -13,8 +13,8 @@ from library.families.krea_2.facts import FACTS
 from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
 from library.families.krea_2.options import Krea2Lora, Krea2Train
 from library.families.krea_2.sampler import Krea2Sampler
-from library.families.shared import qwen_vae
-from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
+from library.families.shared import qwen_vae, turbo
+from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -62,7 +62,7 @@ class Krea2Family(OneEncoderFamily):
 
     @property
     def is_turbo(self) -> bool:
-        return self.config.model.model_version == "turbo"
+        return turbo.is_turbo(self.config)
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
@@ -72,25 +72,11 @@ class Krea2Family(OneEncoderFamily):
     def notes(self) -> Iterator[Problem]:
         """Warn of a version that no file reveals, and of training Turbo."""
         if not self.config.model.model_version:
-            yield Problem(
-                "model_version",
-                "is not set, so the file is trained as Raw; files of Turbo look the same",
-                fix={"model_version": "raw"},
-            )
+            yield turbo.unset_version("raw", "Raw")
         elif not self.is_turbo:
             yield from idle_assistant(self.config, "Krea 2 Raw")
         elif lacks_assistant(self.config):
-            adapter = FACTS.assistant_loras[0]
-            yield Problem(
-                "model_version",
-                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on Raw, whose "
-                "LoRAs work on Turbo, or set assistant_lora of a LoRA to its training adapter: {adapter}"
-                if takes_assistant(self.config)
-                else "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on Raw",
-                adapter=adapter.file,
-                also="assistant_lora base_weights",
-                fix=assistant_fix(self.config, adapter),
-            )
+            yield turbo.turbo_forgets(self.config, "Raw", FACTS.assistant_loras[0])
 
     # ---- a training step
 

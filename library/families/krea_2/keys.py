@@ -1,12 +1,12 @@
 """Krea 2's tensor names: those of its own files, which are ours and ComfyUI's, and diffusers'."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from library.families.krea_2.facts import KREA_2_TRANSFORMER
 from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import denoiser_prefix, inverse, replace_prefix, without_prefix
+from library.families.shared.tensor_names import denoiser_prefix, inverse, rename_path, without_prefix
 
 # diffusers' names -> ours, of layers and lists outside of blocks, and inside of a block.
 OUR_OUTSIDE = {
@@ -43,18 +43,11 @@ MODULATION = re.compile(r"^blocks\.\d+\.mod\.lin$")
 
 def canonical_krea_2_path(path: str) -> str:
     """Convert a path, or the name of a tensor, of either tree to ours."""
-    return _renamed(path, OUR_OUTSIDE, OUR_INSIDE)
+    return rename_path(path, IN_BLOCK, OUR_OUTSIDE, OUR_INSIDE)
 
 
 def diffusers_krea_2_path(path: str) -> str:
-    return _renamed(path, DIFFUSERS_OUTSIDE, DIFFUSERS_INSIDE)
-
-
-def _renamed(path: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> str:
-    match = IN_BLOCK.fullmatch(path)
-    if not match:
-        return replace_prefix(path, outside)
-    return f"{replace_prefix(match[1], outside)}.{replace_prefix(match[2], inside)}"
+    return rename_path(path, IN_BLOCK, DIFFUSERS_OUTSIDE, DIFFUSERS_INSIDE)
 
 
 def krea_2_sources(names: Iterable[str]) -> dict[str, tuple[str, int, int]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
@@ -41,7 +40,6 @@ class Krea2Sizes(LanguageModelSizes, QwenVaeSizes):
 
 
 TINY = Krea2Sizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = Krea2Sizes(
     hidden=6144,
     head=128,
@@ -89,10 +87,6 @@ def make_networks(sizes: Krea2Sizes = TINY, words: int = QWEN3_VL_WORDS, whole: 
         sizes.empty_vae,
         sizes.resolutions,
     )
-
-
-def adopt_denoiser(family: Krea2Family, denoiser: nn.Module) -> None:
-    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: Krea2Family, denoiser: Krea2) -> InputShapes:

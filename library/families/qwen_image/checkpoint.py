@@ -20,7 +20,16 @@ from library.families.qwen_image.variants import EDIT_2511, QWEN_VARIANTS, TRANS
 from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, pipeline, read_entries, whole_model
+from library.families.shared.part_files import (
+    Entries,
+    Part,
+    PartFiles,
+    complete,
+    pipeline,
+    plain_shapes_of,
+    read_entries,
+    whole_model,
+)
 
 QWEN_PARTS = {
     "denoiser": Part(
@@ -67,16 +76,11 @@ def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     )
     before = text_encoder.BEFORE_EDIT if seeing else text_encoder.BEFORE
 
-    def plain_shapes(entries: Entries, part: str) -> Shapes:
-        if part == "denoiser":
-            return denoiser.plain_shapes(entries)
-        names = (
-            qwen_vae_names.plain_qwen_vae_names(entries)
-            if part == "vae"
-            else text_encoder.plain_qwen_names(entries, seeing)
-        )
-        return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
-
+    plain_shapes = plain_shapes_of(
+        denoiser.plain_shapes,
+        vae=qwen_vae_names.plain_qwen_vae_names,
+        text_encoder=functools.partial(text_encoder.plain_qwen_names, seeing=seeing),
+    )
     return Checkpoint(
         files,
         functools.partial(find_qwen_problems, files, plain_shapes),

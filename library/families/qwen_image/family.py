@@ -14,7 +14,7 @@ from library.families.qwen_image import text_encoder
 from library.families.qwen_image.checkpoint import qwen_checkpoint
 from library.families.qwen_image.facts import INDEX
 from library.families.qwen_image.options import QwenLora, QwenTrain
-from library.families.qwen_image.pictures import TOKEN, cut_into_patches, pack_tokens, seen_size
+from library.families.qwen_image.pictures import TOKEN, cut_into_patches, seen_size
 from library.families.qwen_image.sampler import QwenSampler
 from library.families.shared import packing, qwen_vae
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
@@ -112,10 +112,9 @@ class QwenFamily(OneEncoderFamily):
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
-        latents = noised.latents
-        tokens, sizes_in_tokens = pack_tokens(latents, controls)
-        output = denoiser(tokens, sizes_in_tokens, text["vl_embed"], text["vl_mask"], noised.timesteps)
-        return packing.unpack(output.float(), *sizes_in_tokens[0])
+        tokens, sizes = packing.pack_with_references(noised.latents, controls)
+        output = denoiser(tokens, sizes, text["vl_embed"], text["vl_mask"], noised.timesteps)
+        return packing.unpack(output.float(), *sizes[0])
 
     def sampler(self, components: ModelComponents) -> "Sampler":
         return QwenSampler(self, components)

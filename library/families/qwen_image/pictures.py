@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from library.families.shared import packing, random_networks
+from library.families.shared import random_networks
 from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, cut_pixels
 from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
 from library.families.shared.weights import assign
@@ -50,21 +50,6 @@ def seen_size(size: Size, area: int) -> Size:
         factor = math.sqrt(MIN_PIXELS / (width * height))
         sides = [math.ceil(side * factor / TOKEN) * TOKEN for side in (width, height)]
     return sides[0], sides[1]
-
-
-def vae_pixels(image: Image.Image, size: Size) -> Tensor:
-    """Scale an image to (width, height); return pixels [1, 3, H, W] in -1..1, for the VAE."""
-    scaled = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS)).astype("float32")
-    return torch.from_numpy(scaled / 255).permute(2, 0, 1)[None] * 2 - 1
-
-
-def pack_tokens(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, list[Size]]:
-    """Pack latents [B, C, 2 h, 2 w] of an image and of its reference images; return the tokens of all in turn [B, I,
-    4 C], and height and width of each in tokens.
-    """
-    all_latents = [latents, *(reference.to(latents).expand(len(latents), -1, -1, -1) for reference in references)]
-    sizes = [(image.shape[-2] // 2, image.shape[-1] // 2) for image in all_latents]
-    return torch.cat([packing.pack(image) for image in all_latents], dim=1), sizes
 
 
 def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:

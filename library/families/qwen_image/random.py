@@ -41,7 +41,6 @@ class QwenSizes(QwenVaeSizes):
 
 
 TINY = QwenSizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = QwenSizes(
     hidden=3072,
     head=128,
@@ -93,10 +92,6 @@ def _text_encoder(sizes: QwenSizes, words: int) -> nn.Module:
     if not sizes.vision:
         return text_encoder.empty_qwen_encoder(*language)
     return pictures.empty_vision_model(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
-
-
-def adopt_denoiser(family: QwenFamily, denoiser: nn.Module) -> None:
-    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:

@@ -2,19 +2,19 @@
 
 import functools
 import hashlib
-import math
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from library.families.base import SampleRequest
 from library.families.qwen_image.options import SHIFT_LINE
-from library.families.qwen_image.pictures import pack_tokens, scaled_size, vae_pixels
+from library.families.qwen_image.pictures import scaled_size
 from library.families.shared import packing
 from library.families.shared.qwen_vae import denormalise_qwen
-from library.families.shared.sampler import FlowSampler, seeded_noise
+from library.families.shared.sampler import FlowSampler, seeded_noise, to_pixels
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class QwenSampler(FlowSampler):
         height, width = self.grid(requests[0])
         noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
         references = self.references(requests[0], device)
-        reference_tokens, sizes = pack_tokens(noise.to(device), references)
+        reference_tokens, sizes = packing.pack_with_references(noise.to(device), references)
         tokens, reference_tokens = reference_tokens[:, : height * width], reference_tokens[:1, height * width :]
 
         def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
@@ -53,15 +53,16 @@ class QwenSampler(FlowSampler):
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
         """Return latents of the reference images, as many as the model takes, each with its own proportions at the
-        preview's number of pixels. The VAE is moved to the device for this and back.
+        preview's number of pixels.
         """
         height, width = self.size(request)
-        tensors = []
-        for control in request.controls[: self.family.variant.control_images.most]:
-            with self.vae_on(device):
-                pixels = vae_pixels(control, scaled_size(control.size, height * width)).to(device)
-                tensors.append(self.family.control_latents(self.components, pixels))
-        return tensors
+        controls = request.controls[: self.family.variant.control_images.most]
+        sizes = [scaled_size(control.size, height * width) for control in controls]
+        pictures = [
+            control.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+            for control, size in zip(controls, sizes, strict=True)
+        ]
+        return [self.encoded(to_pixels(picture).to(device)) for picture in pictures]
 
     def encode_request(self, request: SampleRequest) -> dict[str, Tensor]:
         """Encode the prompts, with the reference images if the text encoder reads these."""
@@ -85,11 +86,4 @@ class QwenSampler(FlowSampler):
 
 
 def qwen_sigmas(steps: int, tokens: int) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run: shifted for the number of tokens, stretched to end at LAST_SIGMA,
-    then 0.
-    """
-    line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, SHIFT_LINE)))
-    if steps > 1:
-        left = left * ((1 - LAST_SIGMA) / left[-1])
-    return [*(1 - left).tolist(), 0.0]
+    return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE), LAST_SIGMA)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from library.config.outside_files import table_of
 from library.config.problems import Problem
@@ -12,7 +11,7 @@ from library.families.qwen_image_21 import keys, text_encoder, vae, vae_names
 from library.families.qwen_image_21.facts import FACTS, QWEN_21_TRANSFORMER, QWEN_21_VAE
 from library.families.qwen_image_21.model import BLOCK, Qwen21Shape, QwenImage21, count_qwen_21_blocks
 from library.families.qwen_image_21.options import OTHER_QWEN_21_FILES
-from library.families.shared import language_model, qwen3_vl, qwen_vae_names, tokenizers
+from library.families.shared import language_model, qwen3_vl, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
@@ -54,7 +53,7 @@ def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from turbo_problems(path, config)
+        yield from turbo.find_unnamed_turbo(path, config, "base", is_called_turbo(path))
         yield from config.compile.beyond({BLOCK: count_qwen_21_blocks(shapes)})
 
     yield from QWEN_21_FILES.fitting(
@@ -66,21 +65,6 @@ def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
             "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("img_in.weight", (0, 0))[1]),
         },
     )
-
-
-def turbo_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
-    of the file or the folder's index is checked.
-    """
-    if not config.model.model_version and is_called_turbo(path):
-        yield Problem(
-            "model_version",
-            ": {path} seems to be Turbo, whose files look the same: set model_version = turbo, or base if it is not "
-            "Turbo",
-            path=path,
-            also="pretrained_model_name_or_path",
-            fix={"model_version": "turbo"},
-        )
 
 
 def is_called_turbo(path: Path) -> bool:

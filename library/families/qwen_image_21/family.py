@@ -5,7 +5,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
@@ -18,9 +17,10 @@ from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST
 from library.families.qwen_image_21.options import MAX_REFERENCES, Qwen21Lora, Qwen21Train
 from library.families.qwen_image_21.sampler import Qwen21Sampler
 from library.families.qwen_image_21.vae import qwen_21_latents
+from library.families.shared import turbo
 from library.families.shared.assistants import assistant_fix, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
-from library.families.shared.packing import pack, unpack
+from library.families.shared.packing import pack_with_references, unpack
 from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Qwen21Family(OneEncoderFamily):
 
     @property
     def is_turbo(self) -> bool:
-        return self.config.model.model_version == "turbo"
+        return turbo.is_turbo(self.config)
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
@@ -72,19 +72,11 @@ class Qwen21Family(OneEncoderFamily):
     def notes(self) -> Iterator[Problem]:
         """Warn of a version that no file reveals, and of training a distilled model without the assistant."""
         if not self.config.model.model_version:
-            yield Problem(
-                "model_version",
-                "is not set, so the file is trained as Qwen-Image-2.1; files of Turbo look the same",
-                fix={"model_version": "base"},
-            )
+            yield turbo.unset_version("base", "Qwen-Image-2.1")
         if self.is_turbo:
             # Its steps are lost even with the assistant, which was made for the model of more steps.
             if not self.config.preservation:
-                yield Problem(
-                    "model_version",
-                    "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on "
-                    "Qwen-Image-2.1, and generate with either",
-                )
+                yield turbo.turbo_forgets(self.config, "Qwen-Image-2.1")
         elif lacks_assistant(self.config):
             assistant = FACTS.assistant_loras[0]
             yield Problem(
@@ -143,10 +135,7 @@ class Qwen21Family(OneEncoderFamily):
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
-        latents = noised.latents
-        pictures = [latents, *(control.to(latents).expand(len(latents), -1, -1, -1) for control in controls)]
-        sizes = [(picture.shape[-2] // 2, picture.shape[-1] // 2) for picture in pictures]
-        tokens = torch.cat([pack(picture) for picture in pictures], dim=1)
+        tokens, sizes = pack_with_references(noised.latents, controls)
         leads = self.leads[: len(controls)] if controls else ()
         output = denoiser(tokens, sizes, text[EMBED], text[MASK], noised.timesteps, leads)
         return unpack(output.float(), *sizes[0])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
@@ -57,7 +56,6 @@ class Qwen21Sizes(LanguageModelSizes):
 
 
 TINY = Qwen21Sizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = Qwen21Sizes(
     hidden=4096,
     head=128,
@@ -103,10 +101,6 @@ def make_networks(sizes: Qwen21Sizes = TINY, words: int = QWEN_21_WORD_COUNT) ->
         lambda: empty_qwen_21_vae(sizes.vae, sizes.vae_widths, sizes.vae_resnets, CHANNELS, [False, True, True, True]),
         sizes.resolutions,
     )
-
-
-def adopt_denoiser(family: Qwen21Family, denoiser: nn.Module) -> None:
-    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: Qwen21Family, denoiser: QwenImage21) -> InputShapes:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -16,7 +15,7 @@ from library.families.qwen_image_21.model import KnownCondition, Size
 from library.families.qwen_image_21.options import MAX_REFERENCES, SHIFT_LINE
 from library.families.qwen_image_21.vae import denormalise_qwen_21
 from library.families.shared.packing import pack, unpack
-from library.families.shared.sampler import FlowSampler, seeded_noise
+from library.families.shared.sampler import FlowSampler, seeded_noise, to_pixels
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -76,13 +75,7 @@ class Qwen21Sampler(FlowSampler):
         return model.know_condition(torch.cat(images, dim=1), sizes, txt, leads)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
-        """Return latents of the reference images. The VAE is moved to the device for this and back."""
-        tensors = []
-        for picture in self.scaled_references(request):
-            with self.vae_on(device):
-                pixels = torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
-                tensors.append(self.family.control_latents(self.components, pixels.to(device)))
-        return tensors
+        return [self.encoded(to_pixels(picture).to(device)) for picture in self.scaled_references(request)]
 
     def scaled_references(self, request: SampleRequest) -> list[Image.Image]:
         """Return the reference images, each with its own proportions at the preview's number of pixels."""
@@ -103,11 +96,7 @@ class Qwen21Sampler(FlowSampler):
         """Return the sigmas of the pipeline: shifted for the number of tokens, or Turbo's own for its steps."""
         if self.family.is_turbo and steps == len(TURBO_SIGMAS):
             return [*TURBO_SIGMAS, 0.0]
-        line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-        left = 1 - flow.shifted(line, math.exp(flow.shift_of_tokens(tokens, SHIFT_LINE)))
-        if steps > 1:  # stretched to end at LAST_SIGMA
-            left = left * ((1 - LAST_SIGMA) / left[-1])
-        return [*(1 - left).tolist(), 0.0]
+        return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE), LAST_SIGMA)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen_21(latents)

@@ -31,7 +31,6 @@ class Sd15Sizes:
 
 
 TINY = Sd15Sizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = Sd15Sizes(
     unet=(320, 640, 1280, 1280),
     vae=(128, 256, 512, 512),

@@ -35,7 +35,6 @@ class SdxlSizes:
 
 
 TINY = SdxlSizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = SdxlSizes(
     unet=(320, 640, 1280),
     depth=(0, 2, 10),

@@ -15,7 +15,7 @@ from library.families.facts import Shapes
 from library.families.shared import empty_weights, tensor_names, transfer, weights
 from library.families.shared.double_stream_keys import join_tensors
 from library.families.shared.expected_tensors import require
-from library.families.shared.part_files import complete
+from library.families.shared.part_files import Entries, complete
 from library.families.shared.weights import Source
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ class DoubleStreamFile:
             name: (sum(shapes[part][0] for part in made_of), *shapes[made_of[0]][1:])
             for name, made_of in self.sources(shapes).items()
         }
+
+    def plain_shapes(self, entries: Entries) -> dict[str, tuple[int, ...]]:
+        """Return shapes by BFL key, from the entries of a file. Raises KeyError naming a missing tensor."""
+        names = tensor_names.without_prefix(entries)
+        return self.bfl_shapes({plain: tuple(entries[name]["shape"]) for plain, name in names.items()})
 
     def open(
         self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True

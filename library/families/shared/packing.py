@@ -17,6 +17,15 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     return squares.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
+def pack_with_references(latents: Tensor, references: Sequence[Tensor]) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
+    """Pack latents [B, C, 2 h, 2 w] of an image, then those of reference images; return the tokens of all in turn [B,
+    I, 4 C], and height and width of each in tokens.
+    """
+    images = [latents, *(reference.to(latents).expand(len(latents), -1, -1, -1) for reference in references)]
+    sizes = tuple((image.shape[-2] // 2, image.shape[-1] // 2) for image in images)
+    return torch.cat([pack(image) for image in images], dim=1), sizes
+
+
 def pack_channels_last(latents: Tensor) -> Tensor:
     """Latents [B, C, 2 h, 2 w] -> tokens [B, h * w, 4 C]; inside a token the order is row, column, channel."""
     return latents.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)

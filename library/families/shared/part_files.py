@@ -259,6 +259,22 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     return entries
 
 
+def plain_shapes_of(
+    of_denoiser: Callable[[Entries], Shapes], **names_of_part: Callable[[Iterable[str]], Mapping[str, str]]
+) -> Callable[[Entries, str], Shapes]:
+    """Return a function: the entries of a part -> shapes by the network's own keys.
+
+    `names_of_part` has a function for each part but the denoiser: keys of a file -> {own key: key in the file}.
+    """
+
+    def plain_shapes(entries: Entries, part: str) -> Shapes:
+        if part == "denoiser":
+            return of_denoiser(entries)
+        return {plain: tuple(entries[name]["shape"]) for plain, name in names_of_part[part](entries).items()}
+
+    return plain_shapes
+
+
 def incomplete_part(path: Path, definition: Part, shapes: Shapes, description: str) -> Message | None:
     """Return the message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
 

@@ -1,11 +1,13 @@
 """Shared parts of samplers: cached prompts, seeded noise, and decoding of latents."""
 
 import contextlib
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -16,6 +18,7 @@ from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
 TOKEN = 16  # pixels of a side of one token of a transformer
+MAX_REFERENCE_PIXELS = 1024 * 1024  # of a reference image in `crop_to_tokens`; larger ones are scaled down
 AT_ONCE = "at once"
 TEXT_MULTIPLE = 16  # texts of any length are padded to a multiple of this, so that few sizes occur
 
@@ -204,6 +207,11 @@ class FlowSampler(Sampler):
         height, width = self.size(request)
         return height // TOKEN, width // TOKEN
 
+    def encoded(self, pixels: Tensor) -> Tensor:
+        """Encode a control image [1, 3, H, W] on its device; the VAE is moved there for this and back."""
+        with self.vae_on(pixels.device):
+            return self.family.control_latents(self.components, pixels)
+
     def sigmas(self, request: SampleRequest, tokens: int) -> list[float]:
         """Return the sigmas of all steps of an image with this many tokens, and the 0 at which the last one ends."""
         if request.sigmas:
@@ -248,6 +256,23 @@ class FlowSampler(Sampler):
                 step = self.guided(step[:number], step[number:], scales)
             noise = noise + difference * step
         return noise
+
+
+def to_pixels(picture: Image.Image | np.ndarray) -> Tensor:
+    """Return an image in RGB as pixels [1, 3, H, W] in -1..1."""
+    return torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+
+
+def crop_to_tokens(picture: Image.Image) -> Image.Image:
+    """Scale a picture down to at most MAX_REFERENCE_PIXELS, and crop it around its centre to whole tokens."""
+    width, height = picture.size
+    if width * height > MAX_REFERENCE_PIXELS:
+        scale = math.sqrt(MAX_REFERENCE_PIXELS / (width * height))
+        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
+        width, height = picture.size
+    inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
+    return picture.crop((left, top, left + inner[0], top + inner[1]))
 
 
 def seeded_noise(requests: Sequence[SampleRequest], *shape: int) -> Tensor:

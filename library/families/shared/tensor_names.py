@@ -1,5 +1,6 @@
 """Names of tensors in checkpoints: prefixes of other programs, and tables for renaming."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 # Prefixes of a denoiser's names in files of other programs.
@@ -53,6 +54,17 @@ def replace_prefix(name: str, table: Mapping[str, str]) -> str:
         if replacement is not None:
             return ".".join([replacement, *parts[length:]])
     return name
+
+
+def rename_path(path: str, in_block: re.Pattern[str], outside: Mapping[str, str], inside: Mapping[str, str]) -> str:
+    """Rename a dotted path by prefixes: that of a block by `outside`, and what follows in the block by `inside`.
+
+    `in_block` matches paths inside blocks, with the block and the rest as its groups.
+    """
+    match = in_block.fullmatch(path)
+    if not match:
+        return replace_prefix(path, outside)
+    return f"{replace_prefix(match[1], outside)}.{replace_prefix(match[2], inside)}"
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:

@@ -285,5 +285,6 @@ def read_vae(path: Path, half: bool, mmap: bool) -> dict[str, Tensor]:
 
 
 def _short(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__)[:160]
+    """Return the second line of an error, which has the facts, or else the first; its class if there is neither."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[min(1, len(lines) - 1)][:160]

@@ -10,10 +10,10 @@ from library.config.outside_files import table_of
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.families.facts import Shapes
-from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers
+from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
+from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, whole_model
 from library.families.zimage import keys
 from library.families.zimage.facts import FACTS, ZIMAGE_TRANSFORMER
 from library.families.zimage.model import ZImage, ZImageShape, count_zimage_blocks
@@ -50,6 +50,11 @@ ZIMAGE_DENOISER = DenoiserFile(
     lambda name: "layers." in name or "_refiner." in name,
     keys.zimage_sources,
 )
+zimage_shapes = plain_shapes_of(
+    ZIMAGE_DENOISER.plain_shapes,
+    text_encoder=language_model.plain_language_names,
+    vae=autoencoder.plain_vae_names,
+)
 # The text encoder is Qwen3-4B.
 SKIPPED_LAYERS = 1  # at its end, which the denoiser does not read
 MAX_TOKENS = 512  # of a caption in its template
@@ -62,7 +67,7 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from other_release_problems(path, config)
+        yield from turbo.find_unnamed_turbo(path, config, "base", calls_itself_turbo(path))
         yield from config.compile.beyond(count_zimage_blocks(shapes))
 
     yield from PART_FILES.fitting(
@@ -76,21 +81,6 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
     )
 
 
-def other_release_problems(path: Path, config: Any) -> Iterator[Problem]:
-    """Yield the problem of a model of another version. Turbo has the same header, so without a model_version, the name
-    of the file or folder is checked.
-    """
-    if not config.model.model_version and calls_itself_turbo(path):
-        yield Problem(
-            "model_version",
-            ": {path} seems to be Turbo, whose files look the same: set model_version = turbo, or base if it is not "
-            "Turbo",
-            path=path,
-            also="pretrained_model_name_or_path",
-            fix={"model_version": "turbo"},
-        )
-
-
 def calls_itself_turbo(path: Path) -> bool:
     """Return whether a model's name or the scheduler in its folder is Turbo's. De-Turbo is trained like base."""
     whole = whole_model(path)
@@ -98,16 +88,6 @@ def calls_itself_turbo(path: Path) -> bool:
     if "turbo" in name:
         return "de-turbo" not in name and "deturbo" not in name
     return whole is not None and table_of(whole / "scheduler" / "scheduler_config.json").get("shift") == TURBO_SHIFT
-
-
-def zimage_shapes(entries: Entries, part: str) -> Shapes:
-    """Return shapes by the network's own keys."""
-    if part == "denoiser":
-        return ZIMAGE_DENOISER.plain_shapes(entries)
-    names = (
-        language_model.plain_language_names(entries) if part == "text_encoder" else autoencoder.plain_vae_names(entries)
-    )
-    return {plain: tuple(entries[name]["shape"]) for plain, name in names.items()}
 
 
 def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:

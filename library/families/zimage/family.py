@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
-from library.families.shared import autoencoder
-from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
+from library.families.shared import autoencoder, turbo
+from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
@@ -67,7 +67,7 @@ class ZImageFamily(OneEncoderFamily):
 
     @property
     def is_turbo(self) -> bool:
-        return self.config.model.model_version == "turbo"
+        return turbo.is_turbo(self.config)
 
     @property
     def sample_defaults(self) -> Mapping[str, Any]:
@@ -77,25 +77,11 @@ class ZImageFamily(OneEncoderFamily):
     def notes(self) -> Iterator[Problem]:
         """Warn of a version that no file reveals, and of training Turbo."""
         if not self.config.model.model_version:
-            yield Problem(
-                "model_version",
-                "is not set, so the file is trained as base; files of Turbo look the same",
-                fix={"model_version": "base"},
-            )
+            yield turbo.unset_version("base", "base")
         elif not self.is_turbo:
             yield from idle_assistant(self.config, "Z-Image")
         elif lacks_assistant(self.config):
-            adapter = FACTS.assistant_loras[0]
-            yield Problem(
-                "model_version",
-                "= turbo: Turbo forgets how to generate in few steps if it is trained directly; set assistant_lora of "
-                "a LoRA to its training adapter, or train on base: {adapter}"
-                if takes_assistant(self.config)
-                else "= turbo: Turbo forgets how to generate in few steps if it is trained directly; train on base",
-                adapter=adapter.file,
-                also="assistant_lora base_weights",
-                fix=assistant_fix(self.config, adapter),
-            )
+            yield turbo.turbo_forgets(self.config, "base", FACTS.assistant_loras[0])
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         return keys.zimage_to_single(super().export(components))

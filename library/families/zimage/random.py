@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
@@ -52,7 +51,6 @@ class ZImageSizes(LanguageModelSizes):
 
 
 TINY = ZImageSizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = ZImageSizes(
     hidden=3840,
     head=128,
@@ -97,10 +95,6 @@ def make_networks(sizes: ZImageSizes = TINY, words: int = VOCABULARY, skipped: i
         lambda: random_networks.random_autoencoder(sizes.vae_widths, sizes.channels, autoencoder.FLUX[0], False),
         sizes.resolutions,
     )
-
-
-def adopt_denoiser(family: ZImageFamily, denoiser: nn.Module) -> None:
-    """Do nothing: this family reads nothing else from headers."""
 
 
 def input_shapes(family: ZImageFamily, denoiser: ZImage) -> InputShapes:

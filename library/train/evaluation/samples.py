@@ -259,11 +259,7 @@ class SampleRunner:
         return self._sizer
 
     def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        def draw() -> list[Image.Image]:
-            with self._cache.active(2 if self._sampler.one_by_one else 1):
-                return self._sampler.pictures(requests)
-
-        return self._engine.pictures(self._sampler, requests, draw)
+        return self._engine.pictures(self._sampler, requests, lambda: self._cache.draw(self._sampler, requests))
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:

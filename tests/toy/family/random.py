@@ -27,7 +27,6 @@ class ToySizes:
 
 
 TINY = ToySizes()
-TINY_OPTIONS: dict[str, int] = {}
 FULL = ToySizes(width=128, blocks=6)
 
 
@@ -43,10 +42,6 @@ def make_networks(sizes: ToySizes = TINY, words: int = CLIP_WORDS) -> RandomNetw
         lambda: random_networks.random_autoencoder((32, 32, 32, 32), 4, SCALE, quant_convs=True),
         sizes.resolutions,
     )
-
-
-def adopt_denoiser(family: Any, denoiser: nn.Module) -> None:
-    """Nothing to do: the toy reads no sizes from headers."""
 
 
 def input_shapes(family: Any, denoiser: nn.Module) -> InputShapes:
