@@ -20,7 +20,11 @@ from library.families.shared.raw_header import header_metadata
 
 V_PREDICTION = {"v_parameterization": True}
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
-ADAPTER_PATTERN = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
+# Of LoRA and LyCORIS, by the prefixes of kohya's names, or by what the tensors of each kind are called.
+ADAPTER_PATTERN = re.compile(
+    r"^(lora_(unet|te\d?|transformer|prior)|lycoris)_|lora_(down|up|A|B|magnitude)|\.hada_w1|\.lokr_w|"
+    r"\.oft_(blocks|diag|R)|\.boft_|\.on_input$"
+)
 
 
 def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
