@@ -18,7 +18,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({**SDXL_LORA, "training_method": "EMBEDDING"}, "embedding"),
+        ({"model_type": "FLUX_DEV_1", "training_method": "EMBEDDING"}, "embedding"),
         ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, "VAE"),
         ({**SDXL_LORA, "model_type": "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"}, "SDXL inpainting"),
         ({**SDXL_LORA, "model_type": "IDEOGRAM_4"}, "IDEOGRAM_4"),
@@ -93,7 +93,7 @@ def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
     [
         (KOHYA_LORA, 0, "settings"),
         ({**KOHYA_LORA, "full_bf16": True, "mixed_precision": "fp16"}, 1, "problems"),
-        ({**SDXL_LORA, "training_method": "EMBEDDING"}, 1, "errors"),
+        ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, 1, "errors"),
         ([1], 1, "errors"),
     ],
 )
