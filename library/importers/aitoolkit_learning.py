@@ -163,7 +163,7 @@ def _import_trained_parts(builder: ImportBuilder) -> None:
     key = "train.train_text_encoder"
     if builder.adapters and not encoders:
         builder.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
-    elif builder.is_unet:
+    elif builder.is_unet and not builder.adapters:
         builder.rename(key, "train_text_encoder", encoders)
     elif not builder.adapters:
         builder.ignore(key, "this fine-tune trains no text encoder")

@@ -33,7 +33,11 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         (of_aitoolkit(FLUX_AI, kind="", job="generate"), "makes images"),
         (of_aitoolkit({**FLUX_AI, "model.name_or_path": "ostris/Flex.2-preview"}), "Flex.2"),
         (of_aitoolkit({"network.type": "lora", "model.arch": "flex2"}), "flex2"),
-        (of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd15"}), "sd15"),
+        (
+            of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd21", "model.is_v2": True}),
+            "Stable Diffusion 2",
+        ),
+        (of_aitoolkit({"network.type": "lora", "train.steps": 1}), "a model that it does not name"),
         ({"sdxl": True, "max_resolution": "1", "lllite_mlp_dim": 64}, "LLLite of Anima"),
         ({"sdxl": True, "prompts_file": "x", "LoRA_type": "Standard"}, "LECO"),
         ({"learning_rate": 1, "control_net_lr": 1e-5}, "ControlNet"),
