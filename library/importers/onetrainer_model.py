@@ -80,6 +80,7 @@ def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, enco
 
 
 def import_other_dtypes(builder: ImportBuilder) -> None:
+    """Import the dtypes of text encoders, VAE and adapters, as far as they are options here."""
     for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
             text = "text encoders have the format of fp8_base where that is set, else mixed_precision"
@@ -102,6 +103,7 @@ def import_other_dtypes(builder: ImportBuilder) -> None:
 
 
 def import_adapters(builder: ImportBuilder) -> None:
+    """Import the kind of the adapters, their size, and which layers get them."""
     if not builder.adapters:
         for key in builder.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
