@@ -14,6 +14,7 @@ from torch import Tensor
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted
 from library.families.shared import weights
+from library.families.shared.raw_header import header_metadata
 from library.files import need_space, write_atomic
 
 Metadata = dict[str, str]
@@ -78,8 +79,7 @@ def metadata_of(path: str | Path) -> Metadata:
     if path.is_dir():
         return {}
     stored_entries(path)
-    metadata = weights.raw_header(path).get("__metadata__")
-    return {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
+    return {str(key): str(value) for key, value in header_metadata(path).items()}
 
 
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:

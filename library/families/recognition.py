@@ -1,5 +1,6 @@
 """Recognise a checkpoint from its header."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +16,15 @@ from library.families.facts import FamilyFacts, Shapes, matching
 from library.families.shared import tensor_names, weights
 from library.families.shared.folder_checkpoints import checkpoints, version
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
+from library.families.shared.raw_header import header_metadata
 
+V_PREDICTION = {"v_parameterization": True}
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
-ADAPTER_PATTERN = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
+# Of LoRA and LyCORIS, by the prefixes of kohya's names, or by what the tensors of each kind are called.
+ADAPTER_PATTERN = re.compile(
+    r"^(lora_(unet|te\d?|transformer|prior)|lycoris)_|lora_(down|up|A|B|magnitude)|\.hada_w1|\.lokr_w|"
+    r"\.oft_(blocks|diag|R)|\.boft_|\.on_input$"
+)
 
 
 def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
@@ -107,7 +114,9 @@ def recognise_file(path: Path) -> Recognised:
     if pipeline := index_of(whole).get("_class_name"):
         words = Message("a diffusers model ({pipeline})", pipeline=pipeline)
         facts = next((facts for facts in families.all_families() if pipeline in facts.pipelines), None)
-        return Recognised(facts.name, words, facts.model_options.get(pipeline, {})) if facts else Recognised("", words)
+        if facts is None:
+            return Recognised("", words)
+        return Recognised(facts.name, words, {**facts.model_options.get(pipeline, {}), **_stated_options(facts, whole)})
     if path.is_dir() and len(inside := checkpoints(path)) > 1:
         return _recognise_folder(inside)
     return _recognise_checkpoint(path)
@@ -136,7 +145,19 @@ def _recognise_checkpoint(path: Path) -> Recognised:
     facts, words = family_and_description(shapes)
     if facts is None or words not in facts.base_models:
         return Recognised("", words)
-    return Recognised(facts.name, words, facts.model_options.get(words, {}))
+    return Recognised(facts.name, words, {**facts.model_options.get(words, {}), **_stated_options(facts, path)})
+
+
+def _stated_options(facts: FamilyFacts, path: Path) -> Mapping[str, str | bool]:
+    """Return the options of a base model that it states itself: whether it predicts v, by its scheduler, the metadata
+    of other trainers, or a tensor without numbers that ComfyUI looks for.
+    """
+    if not facts.has_prediction_type:
+        return {}
+    kind: Any = table_of(path / "scheduler" / "scheduler_config.json").get("prediction_type")
+    if path.suffix == ".safetensors" and path.is_file():
+        kind = "v" if "v_pred" in weights.header(path) else header_metadata(path).get("modelspec.prediction_type")
+    return V_PREDICTION if kind in ("v", "v_prediction") else {}
 
 
 def proposed_options(path: Path, recognised: Recognised) -> Mapping[str, str | bool]:
@@ -152,13 +173,20 @@ def _named_options(family: str, name: str) -> Mapping[str, str | bool]:
 
 
 def find_name_notes(family: str, path: str, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a remark for each option that the name of a base model contradicts: distilled files look like others.
+    """Yield a remark for each option that a base model contradicts, by what it states, or by its name: distilled files
+    look like others.
 
     `values` are the options of the model by name.
     """
     name = re.split(r"[\\/]", path.rstrip("\\/"))[-1]
-    for option, meant in _named_options(family, name).items():
+    stated: Mapping[str, str | bool] = {}
+    with contextlib.suppress(ConfigError, OSError):
+        stated = _stated_options(families.facts_of(family), Path(path))
+    for option, meant in {**_named_options(family, name), **stated}.items():
         value = values.get(option, meant)
         if value != meant and not str(value).startswith(f"{meant}-"):  # "edit" is in the name of edit-2509, too
             template = ": {name} has the name of a model for {key} = {meant}: set that, or rename the file"
-            yield Problem(option, template, name=name, key=option, meant=meant, fix={option: meant})
+            if option in stated:
+                template = ": {name} says that it is a model for {key} = {meant}: set that"
+            text = str(meant).lower() if isinstance(meant, bool) else meant
+            yield Problem(option, template, name=name, key=option, meant=text, fix={option: meant})

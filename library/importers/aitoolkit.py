@@ -30,6 +30,17 @@ TRAINER = "ai-toolkit"
 APPLIES_EXIF = True  # its data loader calls exif_transpose
 AITOOLKIT_TABLES = load_tables("aitoolkit")
 TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
+# Switches of models that are not trained here.
+OTHER_SWITCHES = {
+    "model.is_v2": "Stable Diffusion 2",
+    "model.is_v3": "SD3",
+    "model.is_pixart": "PixArt Alpha",
+    "model.is_pixart_sigma": "PixArt Sigma",
+    "model.is_auraflow": "AuraFlow",
+    "model.is_lumina2": "Lumina 2",
+    "model.is_vega": "Segmind Vega",
+    "model.is_ssd": "SSD-1B",
+}
 
 
 def recognises(settings: JsonMapping) -> bool:
@@ -116,11 +127,13 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
     families |= dict.fromkeys(("qwen_image_edit", "qwen_image_edit_plus"), "qwen_image")
     family = families.get(arch, "flux" if arch in AITOOLKIT_TABLES["model_types"] else "")
     if not arch:
-        family = next((f for key, f in switches.items() if is_on(flat.get(key))), "")
+        arch = next((title for key, title in OTHER_SWITCHES.items() if is_on(flat.get(key))), "")
+        of_name = "sd15" if name and not arch else ""  # its model of files that say nothing else
+        family = next((f for key, f in switches.items() if is_on(flat.get(key))), of_name)
     if family == "flux" and "flux.2" in name.casefold():
         family = "flux_2"
     other = next((model for word, model in AITOOLKIT_TABLES["other_models"].items() if word in name.casefold()), "")
-    if not family or (other and family == "flux"):
+    if not family or (other and family in ("flux", "sd15")):
         model = other or arch or name or "a model that it does not name"
         raise other_model_error(TRAINER, model)
     return script_of_family(family, any(key.startswith("network.") for key in flat))

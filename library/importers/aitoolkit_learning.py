@@ -50,7 +50,8 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
     else:
         text = "LoRA" if kind == "lora" else say_nearest(kind, "LoRA")
-        is_narrow = any(key.startswith("network.network_kwargs.") for key in builder.source)
+        # Its page always writes empty lists of layers.
+        is_narrow = any(key.startswith("network.network_kwargs.") and builder.get(key) for key in builder.source)
         arguments = [*ALL_LAYERS_OF_KREA_2] if builder.family == "krea_2" and not is_narrow else arguments
         builder.change("network.type", text, {"network_args": arguments} if arguments else {})
     for key in builder.left():
@@ -162,7 +163,7 @@ def _import_trained_parts(builder: ImportBuilder) -> None:
     key = "train.train_text_encoder"
     if builder.adapters and not encoders:
         builder.change(key, "false is network_train_unet_only", {"network_train_unet_only": True})
-    elif builder.is_unet:
+    elif builder.is_unet and not builder.adapters:
         builder.rename(key, "train_text_encoder", encoders)
     elif not builder.adapters:
         builder.ignore(key, "this fine-tune trains no text encoder")

@@ -6,6 +6,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_names
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, family_of_script, is_on, script_of_family, to_number
+from library.importers.onetrainer_embedding import EMBEDDING, EMBEDDING_IMPORTS, EMBEDDING_SCRIPTS
 from library.importers.shared import (
     ONLY,
     PART_OPTIONS,
@@ -63,7 +64,10 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     import_keys(builder, ONETRAINER_TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _import_transformer(builder)
     _import_onetrainer_output(builder)
-    for part in (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS, *onetrainer_data.DATA_IMPORTS):
+    of_networks = (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS)
+    if builder.script in EMBEDDING_SCRIPTS.values():
+        of_networks = EMBEDDING_IMPORTS
+    for part in (*of_networks, *onetrainer_data.DATA_IMPORTS):
         part(builder)
     unet = {} if builder.is_unet else {"unet.": "it is no part of this model"}
     ignore_rest(builder, ONETRAINER_TABLES["ignored"] | unet)
@@ -74,6 +78,9 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
 
 def _onetrainer_script(source: JsonMapping, script: str) -> str:
     method, model = str(source["training_method"]), str(source["model_type"])
+    family = family_of_script(script) or ONETRAINER_TABLES["models"].get(model)
+    if method == EMBEDDING and family in EMBEDDING_SCRIPTS:
+        return script or EMBEDDING_SCRIPTS[family]
     if method not in ("LORA", "FINE_TUNE"):
         what = ONETRAINER_TABLES["other_methods"].get(method, method)
         raise ConfigError(
@@ -82,7 +89,6 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
             what=what,
             advice=ONLY,
         )
-    family = family_of_script(script) or ONETRAINER_TABLES["models"].get(model)
     if family is None:
         titles = ONETRAINER_TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model

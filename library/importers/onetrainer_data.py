@@ -235,9 +235,8 @@ def _import_onetrainer_caching(builder: ImportBuilder, concepts: list[JsonMappin
     """Import caching: OneTrainer's cache on disk includes the outputs of frozen text encoders."""
     is_cached = is_on(builder.get("latent_caching"))
     values: JsonObject = {"cache_latents": is_cached, "cache_latents_to_disk": is_cached}
-    learns = builder.values.get("train_text_encoder") or (
-        builder.adapters and not builder.values.get("network_train_unet_only")
-    )
+    of_encoders = (builder.values.get(name) for name in ("train_text_encoder", "token_string"))
+    learns = any(of_encoders) or (builder.adapters and not builder.values.get("network_train_unet_only"))
     texts = [dict(*tables_of_list([concept.get("text")])) for concept in concepts]
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
     if is_cached and not learns and not varied and not builder.values.get("caption_dropout_rate"):

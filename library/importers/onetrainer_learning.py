@@ -149,7 +149,7 @@ def _rate_factor(builder: ImportBuilder) -> float:
     return factor
 
 
-def _import_onetrainer_rates(builder: ImportBuilder) -> None:
+def import_rates(builder: ImportBuilder) -> None:
     """Import the trained parts and their learning rates."""
     factor, part = _rate_factor(builder), image_part(builder)
 
@@ -218,6 +218,8 @@ def _import_frozen_part(builder: ImportBuilder, part: str, learns: list[bool]) -
         builder.change(key, "block_lr of zeros: only text encoders learn", {"block_lr": ",".join(["0"] * 23)})
     else:
         template = "{key} is off, which leaves nothing to train; the image model is trained here"
+        if any(learns):
+            template = "{key} is off: OneTrainer trains text encoders alone; the image model is trained here, too"
         builder.notes.append(Message(template, key=key))
 
 
@@ -228,7 +230,7 @@ def _note_early_stops(builder: ImportBuilder, learns: list[bool]) -> None:
         count = builder.number(key)
         if is_trained and unit != "NEVER" and count and not (unit == "EPOCH" and count >= total):
             template = "{name}: OneTrainer stops after {count} {unit}; here it learns to the end"
-            builder.notes.append(Message(template, name=name, count=f"{count:g}", unit=unit))
+            builder.notes.append(Message(template, name=name, count=f"{count:g}", unit=f"{unit.lower()}s"))
         builder.explain("parts learn to the end here", key, f"{key}_unit")
 
 
@@ -335,7 +337,7 @@ def _import_onetrainer_noise(builder: ImportBuilder) -> None:
 LEARNING_IMPORTS = (
     _import_onetrainer_optimizer,
     _import_onetrainer_schedule,
-    _import_onetrainer_rates,
+    import_rates,
     _import_onetrainer_steps,
     _import_onetrainer_loss,
     _import_onetrainer_intervals,

@@ -30,7 +30,7 @@ def dtype(builder: ImportBuilder, part: str) -> str:
     return part_dtype
 
 
-def _import_onetrainer_dtypes(builder: ImportBuilder) -> None:
+def import_dtypes(builder: ImportBuilder) -> None:
     """Convert train_dtype and the dtypes of the parts, which are one option here."""
     part = image_part(builder)
     stored_dtype, compute_dtype = dtype(builder, part), str(builder.get("train_dtype")).upper()
@@ -63,7 +63,7 @@ def _import_onetrainer_dtypes(builder: ImportBuilder) -> None:
         trained_dtype = half if half in ("bf16", "fp16") else "float32"
         trained_text = Message("weights that learn are kept in {format}", format=trained_dtype)
         builder.change(key, "frozen weights are kept in mixed_precision" if builder.adapters else trained_text)
-    _import_other_dtypes(builder)
+    import_other_dtypes(builder)
 
 
 def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, encoders: bool) -> None:
@@ -79,7 +79,8 @@ def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, enco
         builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))
 
 
-def _import_other_dtypes(builder: ImportBuilder) -> None:
+def import_other_dtypes(builder: ImportBuilder) -> None:
+    """Import the dtypes of text encoders, VAE and adapters, as far as they are options here."""
     for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
             text = "text encoders have the format of fp8_base where that is set, else mixed_precision"
@@ -101,7 +102,8 @@ def _import_other_dtypes(builder: ImportBuilder) -> None:
         builder.change("lora_weight_dtype", "full_bf16", {"full_bf16": True, "mixed_precision": "bf16"})
 
 
-def _import_onetrainer_adapters(builder: ImportBuilder) -> None:
+def import_adapters(builder: ImportBuilder) -> None:
+    """Import the kind of the adapters, their size, and which layers get them."""
     if not builder.adapters:
         for key in builder.left():
             if key.startswith(("peft_", "lora_", "lokr_", "oft_", "dropout_")):
@@ -258,15 +260,16 @@ def _import_onetrainer_captions(builder: ImportBuilder) -> None:
     rates = [builder.number(f"{name}.dropout_probability") or 0.0 for name in ENCODER_KEYS]
     if any(rates):
         template = "{option}; both text encoders miss the same captions here"
-        text = Message(template, option=option_values({"caption_dropout_rate": f"{max(rates):g}"}))
+        option = option_values({"caption_dropout_rate": f"{max(rates):g}"})
+        text = Message(template, option=option) if builder.family in ("sdxl", "flux") else option
         for name, rate in zip(ENCODER_KEYS, rates, strict=True):
             if rate:
                 builder.change(f"{name}.dropout_probability", text, {"caption_dropout_rate": max(rates)})
 
 
 MODEL_IMPORTS = (
-    _import_onetrainer_dtypes,
-    _import_onetrainer_adapters,
+    import_dtypes,
+    import_adapters,
     _import_onetrainer_checkpointing,
     _import_onetrainer_captions,
 )

@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
+from library.config.problems import ConfigError, Message, Problem, join_messages, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import UNETS, ImportBuilder, is_empty, is_on, script_of_family
 from library.importers.shared import (
@@ -61,6 +61,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     import_keys(builder, {key: option for key, option in SIMPLETUNER_TABLES["numbers"].items() if builder.number(key)})
     for part in (
         _import_simpletuner_model,
+        _import_prediction,
         _import_simpletuner_precision,
         _import_simpletuner_output,
         *simpletuner_learning.SIMPLETUNER_IMPORTS,
@@ -136,7 +137,11 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
     models = SIMPLETUNER_TABLES["models"].get(kind, {})
     key = "pretrained_model_name_or_path"
-    base = builder.get(key) or models.get(flavour) or next(iter(models.values()), None)
+    base = builder.get(key) or models.get(flavour)
+    if not base and flavour and models:
+        builder.problems.append(_unnamed_model(flavour, key))
+    elif not base:
+        flavour, base = next(iter(models.items()), ("", None))
     words = f"{flavour} {own_name(base)}".casefold()
     relative = next((word for word in ("kontext", "krea") if word in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
@@ -150,6 +155,24 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
         builder.keep(key, base)
     _import_assistant_lora(builder, flavour)
     _import_other_networks(builder, base)
+
+
+def _unnamed_model(flavour: str, option: str) -> Problem:
+    template = "is not set, and model_flavour = {flavour} is a model that is not known here: name its file or hub id"
+    return Problem(option, template, flavour=flavour)
+
+
+def _import_prediction(builder: ImportBuilder) -> None:
+    """Import what the U-Net predicts; transformers always predict a velocity."""
+    key, kind = "prediction_type", str(builder.get("prediction_type") or "")
+    if not kind or not builder.is_unet:
+        builder.explain("it follows from the model", key)
+    elif kind in ("eps", "epsilon", "vpred", "v_prediction", "v-prediction"):
+        is_velocity = kind.startswith("v")
+        text = describe({"v_parameterization": str(is_velocity).lower()})
+        builder.change(key, text, {"v_parameterization": is_velocity})
+    else:
+        builder.ignore(key, say_nearest(kind, "epsilon"))
 
 
 def _import_assistant_lora(builder: ImportBuilder, flavour: str) -> None:

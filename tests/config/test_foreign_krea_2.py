@@ -51,6 +51,8 @@ ONETRAINER = {
     ("settings", "expected"),
     [
         (MUSUBI, {"network_args": (MUSUBI["network_args"][0], *EVERY), "blocks_to_swap": 26, "network_dim": 32}),
+        (of_aitoolkit(AITOOLKIT | {"network.network_kwargs.ignore_if_contains": []}), {"network_args": EVERY}),
+        (of_aitoolkit(AITOOLKIT | {"network.network_kwargs.ignore_if_contains": ["ff"]}), {"network_args": None}),
         (of_aitoolkit(AITOOLKIT), {"model_version": "turbo", "assistant_lora": ADAPTER, "network_args": EVERY}),
         (ONETRAINER, {"network_args": EVERY[:1], "blocks_to_swap": 8, "model_version": "raw", "int8_base": True}),
     ],

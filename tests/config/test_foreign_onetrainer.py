@@ -300,3 +300,38 @@ def test_concepts_and_samples_of_onetrainer(tmp_path):
     assert [s.image_dir for s in sets[2].subsets] == ["/large"]
     prompts = (tmp_path / "run.prompts.txt").read_text(encoding="utf-8")
     assert prompts == "a cat --w 832 --h 1216 --s 12 --l 5 --d 7\n" and run["sample_every_n_epochs"] == 2
+
+
+WORD = {"placeholder": "<zorb>", "token_count": 4, "initial_embedding_text": "toy", "model_name": "zorb.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("model", "script"),
+    [
+        ("STABLE_DIFFUSION_15", "train_textual_inversion"),
+        ("STABLE_DIFFUSION_XL_10_BASE", "sdxl_train_textual_inversion"),
+    ],
+)
+def test_an_embedding_is_a_textual_inversion(model, script):
+    settings = {"model_type": model, "training_method": "EMBEDDING", "learning_rate": 1e-3}
+    settings |= {"unet": {"train": True, "weight_dtype": "FLOAT_16"}, "train_dtype": "FLOAT_16", "lora_rank": 8}
+    imported = importers.import_content({**settings, "embedding": WORD}, CONFIGS)
+    expected = {"token_string": "<zorb>", "num_vectors_per_token": 4, "init_word": "toy", "weights": "zorb.safetensors"}
+    expected |= {"learning_rate": 1e-3, "mixed_precision": "fp16", "full_fp16": False}
+    assert imported.config.script == script and not imported.problems
+    assert not differing(option_values(imported.config), expected)
+    rest = importers.import_content({**settings, "embedding_learning_rate": 5e-3}, CONFIGS)
+    expected = {"token_string": "<embedding>", "num_vectors_per_token": 1, "init_word": "*", "learning_rate": 5e-3}
+    assert not differing(option_values(rest.config), expected)
+
+
+def test_what_is_said_of_text_encoders_fits_the_model():
+    text_encoder = {"train": True, "dropout_probability": 0.1, "stop_training_after": 3}
+    settings = {"training_method": "FINE_TUNE", "unet": {"train": False}, "text_encoder": text_encoder, "epochs": 10}
+    imported = importers.import_content({**settings, "model_type": "STABLE_DIFFUSION_15"}, CONFIGS)
+    outcomes = {outcome.key: str(outcome.text) for outcome in imported.outcomes}
+    assert {
+        "unet.train is off: OneTrainer trains text encoders alone; the image model is trained here, too",
+        "text_encoder: OneTrainer stops after 3 epochs; here it learns to the end",
+    } <= {*map(str, imported.notes)}
+    assert outcomes["text_encoder.dropout_probability"] == "caption_dropout_rate = 0.1"

@@ -18,7 +18,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({**SDXL_LORA, "training_method": "EMBEDDING"}, "embedding"),
+        ({"model_type": "FLUX_DEV_1", "training_method": "EMBEDDING"}, "embedding"),
         ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, "VAE"),
         ({**SDXL_LORA, "model_type": "STABLE_DIFFUSION_XL_10_BASE_INPAINTING"}, "SDXL inpainting"),
         ({**SDXL_LORA, "model_type": "IDEOGRAM_4"}, "IDEOGRAM_4"),
@@ -33,7 +33,11 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         (of_aitoolkit(FLUX_AI, kind="", job="generate"), "makes images"),
         (of_aitoolkit({**FLUX_AI, "model.name_or_path": "ostris/Flex.2-preview"}), "Flex.2"),
         (of_aitoolkit({"network.type": "lora", "model.arch": "flex2"}), "flex2"),
-        (of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd15"}), "sd15"),
+        (
+            of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd21", "model.is_v2": True}),
+            "Stable Diffusion 2",
+        ),
+        (of_aitoolkit({"network.type": "lora", "train.steps": 1}), "a model that it does not name"),
         ({"sdxl": True, "max_resolution": "1", "lllite_mlp_dim": 64}, "LLLite of Anima"),
         ({"sdxl": True, "prompts_file": "x", "LoRA_type": "Standard"}, "LECO"),
         ({"learning_rate": 1, "control_net_lr": 1e-5}, "ControlNet"),
@@ -93,7 +97,7 @@ def test_data_sets_of_ai_toolkit_alone_become_a_dataset_file(tmp_path):
     [
         (KOHYA_LORA, 0, "settings"),
         ({**KOHYA_LORA, "full_bf16": True, "mixed_precision": "fp16"}, 1, "problems"),
-        ({**SDXL_LORA, "training_method": "EMBEDDING"}, 1, "errors"),
+        ({**SDXL_LORA, "training_method": "FINE_TUNE_VAE"}, 1, "errors"),
         ([1], 1, "errors"),
     ],
 )

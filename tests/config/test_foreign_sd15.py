@@ -4,7 +4,7 @@ import pytest
 
 from library import importers
 from library.config.schema import option_values
-from tests.config.arriving import CONFIGS, differing
+from tests.config.arriving import CONFIGS, differing, of_aitoolkit
 
 # What every tab of the older page wrote: numbers as text, and empty texts for what is not set.
 ANY_TAB = {
@@ -125,3 +125,13 @@ def test_the_folder_of_a_finetune_may_be_named_like_one_of_dreambooth(keys, memb
     assert set(members) <= {line.replace("\\\\", "\\") for line in lines}
     assert (found.config.data.train_data_dir, found.config.data.in_json) == (None, None)
     assert imported("finetune", keys | {"dataset_config": "/d.toml"}).texts == {}
+
+
+@pytest.mark.parametrize("model", [{}, {"model.arch": "sd1"}, {"model.arch": "sd15"}, {"model.is_xl": True}])
+def test_ai_toolkit_trains_it_where_a_file_says_nothing_else(model):
+    settings = {"network.type": "lora", "network.linear": 8, "model.name_or_path": "/m/a.safetensors", **model}
+    found = importers.import_content(of_aitoolkit({**settings, "train.train_text_encoder": True}), CONFIGS)
+    assert found.config.script == ("sdxl_train_network" if "model.is_xl" in model else "train_network")
+    said = {outcome.key: str(outcome.text) for outcome in found.outcomes}
+    assert said["train.train_text_encoder"] == "text encoders get adapters, too"
+    assert not found.config.network.network_train_unet_only

@@ -247,6 +247,58 @@ def test_models_and_timesteps(keys, script, expected):
     assert imported.config.script == script and differing(option_values(imported.config), expected) == {}
 
 
+@pytest.mark.parametrize(
+    ("keys", "base", "more"),
+    [
+        ({}, "black-forest-labs/FLUX.1-Krea-dev", {"model_type": "krea"}),
+        ({"model_flavour": "dev"}, "black-forest-labs/FLUX.1-dev", {"model_type": "flux"}),
+        ({"model_family": "flux2"}, "black-forest-labs/FLUX.2-klein-base-9B", {"model_version": "klein-base-9b"}),
+        ({"model_family": "qwen_image"}, "Qwen/Qwen-Image-2512", {}),
+        (
+            {"model_family": "z_image"},
+            "Tongyi-MAI/Z-Image-Turbo",
+            {"assistant_lora": "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v2.safetensors"},
+        ),
+        (
+            {"model_family": "z_image", "model_flavour": "ostris-de-turbo"},
+            "ostris/Z-Image-De-Turbo",
+            {"model_version": "base", "assistant_lora": None},
+        ),
+        ({"model_family": "sd1x"}, "Lykon/dreamshaper-8", {}),
+        ({"model_family": "sd1x", "model_flavour": "1.4"}, "CompVis/stable-diffusion-v1-4", {}),
+        ({"model_family": "sd1x", "pretrained_model_name_or_path": "a.safetensors"}, "a.safetensors", {}),
+    ],
+)
+def test_a_file_without_a_path_means_the_model_that_simpletuner_takes(keys, base, more):
+    imported = importers.import_content({**LORA, **keys}, CONFIGS)
+    expected = {"pretrained_model_name_or_path": base, **more}
+    assert not differing(option_values(imported.config), expected) and not imported.problems
+
+
+def test_a_model_that_is_not_known_here_is_not_replaced_by_another():
+    for family, flavour in (("flux", "libreflux"), ("sd1x", "realvis"), ("anima", "preview-3")):
+        imported = importers.import_content({**LORA, "model_family": family, "model_flavour": flavour}, CONFIGS)
+        (problem,) = imported.problems
+        assert problem.option == "pretrained_model_name_or_path" and flavour in str(problem)
+        assert imported.config.model.pretrained_model_name_or_path is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "predicts_v", "words"),
+    [
+        ("v_prediction", True, "v_parameterization = true"),
+        ("vpred", True, "v_parameterization = true"),
+        ("epsilon", False, "v_parameterization = false"),
+        ("flow_matching", False, "the nearest is epsilon"),
+    ],
+)
+@pytest.mark.parametrize("family", ["sd1x", "sdxl"])
+def test_what_a_unet_predicts_arrives(family, kind, predicts_v, words):
+    imported = importers.import_content({**LORA, "model_family": family, "prediction_type": kind}, CONFIGS)
+    assert imported.config.model.v_parameterization is predicts_v
+    assert words in str(outcome(imported, "prediction_type").text)
+
+
 def test_a_list_of_data_sets_that_is_there_is_not_called_missing(tmp_path):
     nameless = [DATA[0], {name: value for name, value in DATA[1].items() if name != "id"}]
     for data, words in ((nameless, "have no id, by which others name them (2)"), ("{", "or cannot be read")):

@@ -48,6 +48,10 @@ UNTRAINED = {
     "a Lumina 2 transformer": {"cap_embedder.1.weight": (2304, 1)},
     "a text adapter of Anima": {"llm_adapter.blocks.0.cross_attn.o_proj.weight": (1, 1)},
     "a Cosmos-Predict2 transformer": {"blocks.0.adaln_modulation_self_attn.1.weight": (1, 1)},
+    "a ControlNet": {
+        "control_model.input_blocks.1.1.proj_in.weight": (1, 1, 1, 1),
+        "control_model.input_hint_block.0.weight": (1, 1, 1, 1),
+    },
     "a Nunchaku file of 4 bits": {
         "transformer_blocks.0.qkv_proj.qweight": (1, 1),
         "single_transformer_blocks.0.mlp_fc1.qweight": (1, 1),
@@ -97,6 +101,25 @@ def plain_tensors(config: Any) -> dict[str, torch.Tensor]:
 def made(shapes, path):
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lora_unet_mid_block_attentions_0_proj_in.oft_diag", "a LoRA file"),
+        ("lora_unet_mid_block_attentions_0_proj_in.diff", "a LoRA file"),
+        ("lora_te_text_model_encoder_layers_0_mlp_fc1.on_input", "a LoRA file"),
+        ("lycoris_blocks_0_attn_wq.a1.weight", "a LoRA file"),
+        ("transformer.blocks.0.attn.to_q.oft_R.weight", "a LoRA file"),
+        ("unet.mid_block.attentions.0.proj_in.oft_blocks", "a LoRA file"),
+        ("unet.mid_block.attentions.0.proj_in.lora_magnitude_vector", "a LoRA file"),
+        ("emb_params", "a textual inversion"),
+        ("controlnet_blocks.0.weight", "a ControlNet"),
+        ("controlnet_cond_embedding.conv_in.weight", "a ControlNet"),
+    ],
+)
+def test_files_that_only_belong_to_a_model_are_told_by_their_names(name, words):
+    assert recognition.describe_checkpoint({name: (4, 4)}) == words
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])

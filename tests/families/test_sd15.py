@@ -148,7 +148,7 @@ def test_files_that_are_something_else_are_refused_with_the_fix(tiny, tmp_path):
     stored, some = load_file(tiny), torch.zeros(1)
     first = "model.diffusion_model.input_blocks.0.0.weight"
     cases = {
-        "inpainting": (stored | {first: torch.zeros(32, 9, 3, 3)}, "takes 9 channels (inpainting)"),
+        "inpainting": (stored | {first: torch.zeros(32, 9, 3, 3)}, "takes 9 channels instead of 4"),
         "xl": ({first: some, "conditioner.embedders.1.x": some.clone()}, "is an SDXL checkpoint: train it with sdxl_"),
         "v2": ({first: some, "cond_stage_model.model.x": some.clone()}, "is an SD 2 checkpoint, not an SD 1.5"),
         "half": ({n: t for n, t in stored.items() if "cond_stage" not in n}, "has no text encoders"),

@@ -59,6 +59,14 @@ def write_scaled(source, path, kind):
     return stored, numbers
 
 
+def formats_into_header(stored, path, cut=""):
+    """Write a file whose formats are in the metadata of its header alone, as other converters write them."""
+    marks = {name: bytes(stored[name].tolist()) for name in stored if name.endswith(".comfy_quant")}
+    layers = {name.removesuffix(".comfy_quant").removeprefix(cut): json.loads(mark) for name, mark in marks.items()}
+    rest = {name: tensor for name, tensor in stored.items() if name not in marks}
+    save_file(rest, path, {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})})
+
+
 @pytest.fixture
 def beside(demo):
     """A function: the file of a script's model, and a name for another beside it, where its tokenizers are found."""
@@ -80,6 +88,58 @@ def opened(demo, script, path, **options):
     family = families.family_for(config)
     assert list(family.problems()) == []
     return config, family, family.load(torch.float32).denoiser
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_formats_in_the_header_count_as_marks_beside_the_weights(demo, beside, prefix):
+    """Rotated matrices would be read as if they were not."""
+    (source, path), (_, plain) = beside(FLUX), beside(FLUX, "plain")
+    stored, numbers = write_scaled(source, path, "int8")
+    save_file({name: tensor for name, tensor in load_file(source).items()} | numbers, plain)
+    formats_into_header({prefix + name: tensor for name, tensor in stored.items()}, path, prefix)
+    whole = opened(demo, FLUX, plain)[2].state_dict()
+    for name, tensor in opened(demo, FLUX, path)[2].state_dict().items():
+        torch.testing.assert_close(tensor, whole[name], msg=name)
+
+
+def test_a_model_in_several_files_is_looked_at_in_each(demo, beside, tmp_path):
+    source, _ = beside(FLUX)
+    stored, _ = write_scaled(source, tmp_path / "whole.safetensors", "int8")
+    (tmp_path / "whole.safetensors").unlink()
+    names = sorted(stored)
+    half = names[len(names) // 2].removesuffix(".weight_scale").removesuffix(".comfy_quant")
+    for damage, count in ((1.0, 0), (float("nan"), 1)):
+        for number in (1, 2):
+            part = {name: tensor for name, tensor in stored.items() if (name < half) == (number == 1)}
+            last = max(name for name in part if name.endswith(".weight_scale"))
+            part[last] = part[last] * (damage if number == 2 else 1.0)
+            save_file(part, tmp_path / f"model-0000{number}-of-00002.safetensors")
+        path = tmp_path / "model-00001-of-00002.safetensors"
+        config = training.config_of(demo, FLUX, pretrained_model_name_or_path=path)
+        problems = [str(problem) for problem in families.family_for(config).problems()]
+        found = [problem for problem in problems if "tokenizer" not in problem]
+        assert len(found) == count and all("is NaN or infinite" in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"layers": {"%s": {"format": "asym_w4a8_int8"}}}', "stored as asym_w4a8_int8"),
+        ('{"layers": {"%s": {"convrot": true, "convrot_groupsize": 8}}}', "which is impossible"),
+        ('{"layers": {"%s": 1}}', "a damaged _quantization_metadata"),
+        ('{"layers": [1]}', "a damaged _quantization_metadata"),
+        ("[]", "a damaged _quantization_metadata"),
+        ("{broken", "a damaged _quantization_metadata"),
+    ],
+)
+def test_a_header_with_other_formats_gets_one_sentence(demo, beside, text, words):
+    source, path = beside(FLUX)
+    stored, _ = write_scaled(source, path, "int8")
+    layer = next(name for name in stored if name.endswith(".comfy_quant")).removesuffix(".comfy_quant")
+    save_file(stored, path, {"_quantization_metadata": text.replace("%s", layer)})
+    config = training.config_of(demo, FLUX, pretrained_model_name_or_path=path)
+    (problem,) = families.family_for(config).problems()
+    assert words in str(problem)
 
 
 @pytest.mark.parametrize("script", training.LORAS)
@@ -150,6 +210,7 @@ UNREADABLE = {
         ({"weight_scale": torch.tensor(-0.0, dtype=torch.float16)}, "is 0, and its weight is not"),
         ({"weight_scale": torch.ones((), dtype=torch.float64)}, "scales are in F64"),
         ({"comfy_quant": as_format(format="int8_blockwise")}, "int8_blockwise"),
+        ({"comfy_quant": as_format(format="asym_w4a8_int8"), "weight_scale": None}, "asym_w4a8_int8"),
         ({"comfy_quant": as_format(format=None)}, "a damaged comfy_quant"),
         ({"comfy_quant": torch.tensor([*b"{broken"], dtype=torch.uint8)}, "a damaged comfy_quant"),
         ({"comfy_quant": as_format(convrot=True, convrot_groupsize="64")}, "which is impossible"),
@@ -166,6 +227,7 @@ UNREADABLE = {
         ({"weight_scale": torch.ones((), dtype=torch.float64)}, "scales are in F64"),
         ({"weight_scale": torch.ones(4, 2).to(torch.float8_e8m0fnu)}, "stored as mxfp8"),
         ({"weight_scale": torch.ones(4, 2, dtype=torch.uint8)}, "stored as mxfp8"),
+        ({"comfy_quant": as_format(format="float8_e4m3fn_blockwise")}, "stored as float8_e4m3fn_blockwise"),
     ),
 }
 

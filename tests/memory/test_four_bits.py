@@ -59,6 +59,19 @@ def test_four_bits_are_for_the_frozen_model_of_a_network(demo):
         training.config_of(demo, training.FULL_OF_EACH_KIND[0], base_bits=4)
     with pytest.raises(ConfigError, match="fp8_base and base_bits exclude each other"):
         training.config_of(demo, training.LORAS[0], mixed_precision="bf16", base_bits=4, fp8_base=True)
+    for name in ("fp8_compute", "int8_compute", "auto_compute"):  # not a base in 8 bits, which base_bits excludes
+        values = {"mixed_precision": "bf16", "base_bits": 4, name: True}
+        with pytest.raises(ConfigError) as raised:
+            training.config_of(demo, training.LORAS[0], **values)
+        (problem,) = raised.value.problems
+        assert dict(problem.fix) == {name: False}
+        training.config_of(demo, training.LORAS[0], **values | problem.fix)
     lycoris = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
     with pytest.raises(ConfigError, match="base_bits cannot be used with network_module .*bypass_mode=True"):
         training.config_of(demo, training.LORAS[0], base_bits=4, **lycoris)
+    training.config_of(demo, training.LORAS[0], base_bits=4, **lycoris | {"network_args": ["bypass_mode=true"]})
+    for algo in ("full", "dylora"):  # no advice that the next check would refuse
+        with pytest.raises(ConfigError, match=f"base_bits cannot be used with algo={algo}, which needs whole weights"):
+            training.config_of(
+                demo, training.LORAS[0], base_bits=4, **lycoris | {"network_args": [f"algo={algo}", "bypass_mode=True"]}
+            )

@@ -14,6 +14,8 @@ from library.config.sections.learning import Optim, Steps
 from library.config.sections.machine import Precision
 from library.config.strengths import strength_problems
 
+IN_8_BITS = ("fp8_compute", "int8_compute", "auto_compute")  # kinds of products of a base model in 8 bits
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
@@ -266,28 +268,35 @@ class AdapterPrecision(FrozenPrecision):
 
     def check(self, run: Any) -> Iterator[Problem]:
         """Reject dtypes that LyCORIS cannot handle: unless bypassing, it adds its product to the stored weights."""
-        yield from FrozenPrecision.check(self, run)
-        if self.nf4_denoiser:
-            for name in ("fp8_base", "fp8_base_unet", "int8_base", "fp8_compute", "int8_compute", "auto_compute"):
-                if getattr(self, name):
-                    yield exclusive(run, name, "base_bits")
+        idle = [name for name in IN_8_BITS if self.nf4_denoiser and getattr(self, name)]
+        # Their own fix would be weights in 8 bits.
+        yield from (problem for problem in FrozenPrecision.check(self, run) if problem.option not in idle)
+        for name in idle:
+            template = "is for a base model in 8 bits, and base_bits keeps it in 4: leave it out"
+            yield Problem(name, template, also="base_bits", fix={name: False})
+        for name in ("fp8_base", "fp8_base_unet", "int8_base"):
+            if self.nf4_denoiser and getattr(self, name):
+                yield exclusive(run, name, "base_bits")
         module = run.network.module
         if not (self.fp8_denoiser or self.int8_base or self.nf4_denoiser) or not module.startswith("lycoris"):
             return
         name = next(name for name in ("fp8_base", "fp8_base_unet", "int8_base", "base_bits") if getattr(self, name))
-        if "algo=full" in map(str.lower, run.network.network_args):
+        arguments = [argument.lower().replace(" ", "") for argument in run.network.network_args]
+        algo = next((algo for algo in ("full", "dylora") if f"algo={algo}" in arguments), "")
+        if algo:
             yield Problem(
                 name,
-                "cannot be used with algo=full, which trains whole weights: use algo=lokr or another algorithm",
+                "cannot be used with algo={algo}, which needs whole weights: use algo=lokr or another algorithm",
+                algo=algo,
                 also="network_args network_module",
             )
-        elif "dora_wd=true" in map(str.lower, run.network.network_args):
+        elif "dora_wd=true" in arguments:
             yield Problem(
                 name,
                 "cannot be used with dora_wd, which needs whole weights: leave one of them out",
                 also="network_args network_module",
             )
-        elif "bypass_mode=True" not in run.network.network_args:
+        elif "bypass_mode=true" not in arguments:
             yield Problem(
                 name,
                 "cannot be used with network_module = {module}: add bypass_mode=True to network_args",

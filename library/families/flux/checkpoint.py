@@ -26,6 +26,7 @@ from library.families.shared import (
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.known_files import UNKNOWN
 from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, incomplete_part
+from library.families.shared.raw_header import header_metadata
 
 MODEL_OPTION = "pretrained_model_name_or_path"
 
@@ -111,8 +112,7 @@ def title_in_metadata(config: RunConfig) -> str:
     path = PART_FILES["flux"].present(config, "denoiser")
     if path is None or path.suffix != ".safetensors" or not weights.header_entries(path):
         return ""
-    metadata = weights.raw_header(path).get("__metadata__")
-    return str(metadata.get("modelspec.title", "")) if isinstance(metadata, dict) else ""
+    return str(header_metadata(path).get("modelspec.title", ""))
 
 
 def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:

@@ -97,5 +97,6 @@ FACTS = FamilyFacts(
     ),
     part_options={"vae": has_tensor("decoder.conv_in.weight", 512, 4, 3, 3)},
     denoiser_prefix="model.diffusion_model.",
+    named_options={r"v[-_ ]?(pred|param)": {"v_parameterization": True}},
     embedding_keys={"clip_l": "emb_params"},
 )

@@ -5,6 +5,11 @@ UNKNOWN = "a checkpoint of an unknown kind"
 UNTRAINED = (
     (r"\.qweight$|svdq", None, "a Nunchaku file of 4 bits"),
     (r"bitsandbytes__nf4$", None, "an nf4 file of 4 bits"),
+    (
+        r"(^|\.)(input_hint_block|controlnet_cond_embedding|controlnet_blocks|controlnet_x_embedder)\.",
+        None,
+        "a ControlNet",
+    ),
     (r"^cap_embedder\.1\.weight$", 2304, "a Lumina 2 transformer"),
 )
 
@@ -21,6 +26,7 @@ BEGINNINGS = {
 
 # Parts that several families share, and others.
 SHARED = (
+    (r"^emb_params$", None, "a textual inversion"),
     (r"embed_tokens\.weight$", 131072, "a Mistral text encoder"),
     (r"(^|\.)visual\.deepstack_merger_list\.", None, "a Qwen3-VL text encoder"),
     (r"layers\.0\.self_attn\.q_norm\.weight$", None, "a Qwen3 text encoder"),

@@ -8,19 +8,27 @@ from typing import TYPE_CHECKING
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Message
+from library.families.shared.raw_header import header_metadata
+from library.families.shared.tensor_names import DENOISER_PREFIXES
 
 if TYPE_CHECKING:
     import numpy as np
 
-Entries = Mapping[str, JsonMapping]  # of a file's header, by name
+# Of a header, by name. Those of several files have the path of their own under IN_FILE.
+Entries = Mapping[str, JsonMapping]
+IN_FILE = "in_file"
 SCALES = ("scale_weight", "weight_scale")  # names of the scale of an 8-bit weight
 SCALE_TYPES = ("F32", "BF16", "F16")
 # Other dtypes of scales, by name: powers of 2 for each 32 values, which some files declare as bytes.
 BLOCK_SCALES = {"F8_E8M0": "mxfp8", "U8": "mxfp8"}
 FORMAT = "comfy_quant"  # JSON beside a weight: its format
+HEADER_FORMATS = (
+    "_quantization_metadata"  # in a header's metadata: the formats of all layers, which count before those marks
+)
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", FORMAT)
 EIGHT_BITS = ("I8", "F8_E4M3")  # dtypes of weights that have scales
 INT8_FORMAT = "int8_tensorwise"  # one scale, or one of each row; the only format of integers that is read
+READ_FORMATS = (INT8_FORMAT, "float8_e4m3fn", "float8_e4m3fn_rowwise")
 USUAL_GROUP = 256
 UNREAD_FORMAT = (
     "{path} is stored as {kind}, which this trainer does not read: use the bf16 file, fp8 e4m3fn or int8_tensorwise"
@@ -43,6 +51,26 @@ def parse_format(text: bytes, path: Path) -> JsonObject:
     return parsed
 
 
+def formats_in_header(path: Path) -> dict[str, JsonObject]:
+    """Return the formats by layer that the metadata of a .safetensors file has. Raises ConfigError for damaged ones."""
+    if (text := header_metadata(path).get(HEADER_FORMATS)) is None:
+        return {}
+    damaged = ConfigError("{path} has a damaged {key}: download it again", path=path, key=HEADER_FORMATS)
+    try:
+        layers = parse_json(text.encode(), path)["layers"].items()
+    except (ConfigError, AttributeError, LookupError, TypeError):
+        raise damaged from None
+    if not all(isinstance(format, dict) and isinstance(format.get("format", ""), str) for _, format in layers):
+        raise damaged
+    return {str(layer): format for layer, format in layers}
+
+
+def format_in_header(formats: Mapping[str, JsonObject], layer: str) -> JsonObject | None:
+    """Return the format of a layer, whose name there may lack the prefix that the file's tensors have."""
+    names = (layer, *(layer.removeprefix(prefix) for prefix in DENOISER_PREFIXES))
+    return next((formats[name] for name in names if name in formats), None)
+
+
 def rotated_group(format: JsonMapping, columns: int, path: Path) -> int:
     """Return how many values of a row are rotated together, 0 for none. Raises ConfigError for impossible groups."""
     if not format.get("convrot"):
@@ -56,15 +84,24 @@ def rotated_group(format: JsonMapping, columns: int, path: Path) -> int:
 
 
 def _contents(path: Path, entries: Entries, ending: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the layer and the bytes of each tensor of a file whose name ends so."""
-    places = {name: entry["data_offsets"] for name, entry in entries.items() if name.endswith(f".{ending}")}
-    if not places or not path.is_file():
-        return
-    with path.open("rb") as file:
-        data = 8 + int.from_bytes(file.read(8), "little")
-        for name, (first, last) in places.items():
-            file.seek(data + first)
-            yield name.rpartition(".")[0], file.read(last - first)
+    """Yield the layer and the bytes of each tensor whose name ends so."""
+    for source, own in _by_file(path, entries).items():
+        places = {name: entry["data_offsets"] for name, entry in own.items() if name.endswith(f".{ending}")}
+        if not places:
+            continue
+        with source.open("rb") as file:
+            data = 8 + int.from_bytes(file.read(8), "little")
+            for name, (first, last) in places.items():
+                file.seek(data + first)
+                yield name.rpartition(".")[0], file.read(last - first)
+
+
+def _by_file(path: Path, entries: Entries) -> dict[Path, dict[str, JsonMapping]]:
+    """Return the entries of each of their files: `path` itself, or those that it stands for."""
+    files: dict[Path, dict[str, JsonMapping]] = {}
+    for name, entry in entries.items():
+        files.setdefault(Path(entry.get(IN_FILE, path)), {})[name] = entry
+    return {file: own for file, own in files.items() if file.is_file()}
 
 
 def unreadable_scales(path: Path, entries: Entries) -> Message | None:
@@ -72,6 +109,8 @@ def unreadable_scales(path: Path, entries: Entries) -> Message | None:
     another dtype, or another format; None if they can.
     """
     weights = {name.removesuffix(".weight"): entry for name, entry in entries.items() if entry["dtype"] in EIGHT_BITS}
+    if problem := _unread_format(path, entries, weights):
+        return problem
     for layer, entry in weights.items():
         scale = next((entries[key] for name in SCALES if (key := f"{layer}.{name}") in entries), None)
         kind = "int8" if entry["dtype"] == "I8" else "fp8"
@@ -85,7 +124,7 @@ def unreadable_scales(path: Path, entries: Entries) -> Message | None:
         if scale and not _fits(scale["shape"], entry["shape"]):
             template = "{path} has scales of {key} that do not fit its weight: download a complete file"
             return Message(template, path=path, key=layer)
-    return _damaged_scale(path, entries, weights) or _unread_format(path, entries, weights)
+    return _damaged_scale(path, entries, weights)
 
 
 def _unread_scale(path: Path, kind: str, dtype: str) -> Message:
@@ -147,7 +186,7 @@ def _has_numbers(path: Path, weight: JsonMapping, scales: "np.ndarray", zeros: "
     """Return whether an 8-bit weight has other values than 0 where its scale is 0: rows of 0 may have such a scale."""
     import numpy as np
 
-    with path.open("rb") as file:
+    with Path(weight.get(IN_FILE, path)).open("rb") as file:
         data = 8 + int.from_bytes(file.read(8), "little")
         first, last = weight["data_offsets"]
         file.seek(data + first)
@@ -157,17 +196,17 @@ def _has_numbers(path: Path, weight: JsonMapping, scales: "np.ndarray", zeros: "
 
 
 def _unread_format(path: Path, entries: Entries, weights: Entries) -> Message | None:
-    """Return which format of a file with int8 weights is not read; None if all are. Raises ConfigError if a format is
+    """Return which format of a file's 8-bit weights is not read; None if all are. Raises ConfigError if a format is
     damaged, or its rotation impossible.
     """
-    if all(entry["dtype"] != "I8" for entry in weights.values()):
-        return None
-    for layer, text in _contents(path, entries, FORMAT):
-        format = parse_format(text, path)
-        if (kind := format.get("format", INT8_FORMAT)) not in (INT8_FORMAT, "float8_e4m3fn"):
+    in_header = {layer: format for file in _by_file(path, weights) for layer, format in formats_in_header(file).items()}
+    marks = {layer: parse_format(text, path) for layer, text in _contents(path, entries, FORMAT)}
+    for layer, entry in weights.items():
+        format = format_in_header(in_header, layer) or marks.get(layer, {})
+        if (kind := format.get("format", READ_FORMATS[0])) not in READ_FORMATS:
             return Message(UNREAD_FORMAT, path=path, kind=kind)
-        if layer in weights and weights[layer]["dtype"] == "I8" and weights[layer]["shape"]:
-            rotated_group(format, weights[layer]["shape"][-1], path)
+        if entry["dtype"] == "I8" and entry["shape"]:
+            rotated_group(format, entry["shape"][-1], path)
     return None
 
 

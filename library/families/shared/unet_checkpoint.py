@@ -188,12 +188,13 @@ class UnetCheckpoints:
         return self.misfit(path, {short: shapes[name] for short, name in parts["denoiser"].items()})
 
     def misfit(self, path: Path, shapes: Shapes) -> Message | None:
-        """Return why a U-Net with the family's names is no plain one: inpainting inputs, or a distilled tree."""
+        """Return why a U-Net with the family's names is no plain one: more channels, or a distilled tree."""
         named = self.single.to_diffusers("denoiser", shapes)
         channels = named.get("conv_in.weight", (0, 4))[1]
         if channels != 4:
             return Message(
-                "{path} takes {channels} channels (inpainting), which is not trained here: choose a base model",
+                "{path} takes {channels} channels instead of 4, as models for inpainting, editing or depth do, and "
+                "is not trained here: choose a base model",
                 path=path,
                 channels=channels,
             )

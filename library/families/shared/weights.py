@@ -118,11 +118,6 @@ def header_entries(path: str | Path) -> dict[str, JsonObject]:
     return json
 
 
-def raw_header(path: Path) -> JsonObject:
-    with path.open("rb") as file:
-        return parse_json(file.read(int.from_bytes(file.read(8), "little")), path)
-
-
 def _data_length(path: Path, table: JsonMapping) -> int:
     """Return the number of bytes after a header. Raises ConfigError unless all ranges are disjoint and have the right
     size.
@@ -186,6 +181,11 @@ class TensorFile:
                 raise MemoryError(str(e)) from e
             template = "{path} is a damaged safetensors file ({why}): download it again"
             raise ConfigError(template, path=path, why=e) from e
+
+    @functools.cached_property
+    def formats(self) -> dict[str, JsonObject]:
+        """Formats of 8-bit weights by layer, as the header's metadata has them."""
+        return scaled_weights.formats_in_header(self.path)
 
     def __getitem__(self, name: str) -> Any:
         if self._mapped:
@@ -261,13 +261,19 @@ class Weights(Mapping):
 
     def _group(self, name: str, tensor: Any) -> int:
         """Return how many values of a row are rotated together, 0 for none."""
-        place = self._formats.get(name.rpartition(".")[0])
-        if place is None or str(tensor.dtype) != "torch.int8" or tensor.is_meta:
+        if str(tensor.dtype) != "torch.int8" or tensor.is_meta:
             return 0
-        text = bytes(place[0][place[1]].tolist())
-        return scaled_weights.rotated_group(
-            scaled_weights.parse_format(text, self.paths[0]), tensor.shape[-1], self.paths[0]
-        )
+        return scaled_weights.rotated_group(self._format(name), tensor.shape[-1], self.paths[0])
+
+    def _format(self, name: str) -> JsonMapping:
+        """Return the format of an 8-bit weight, {} for none."""
+        source, stored = self._where[name]
+        formats = source.formats if isinstance(source, TensorFile) else {}
+        if format := scaled_weights.format_in_header(formats, stored.rpartition(".")[0]):
+            return format
+        place = self._formats.get(name.rpartition(".")[0])
+        text = bytes(place[0][place[1]].tolist()) if place else b""
+        return scaled_weights.parse_format(text, self.paths[0])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
