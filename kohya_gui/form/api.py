@@ -33,7 +33,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
 from library.families.recognition import index_of
-from library.files import write_atomic
+from library.files import names_apart, write_atomic
 from library.jobs import job as jobs
 from library.recipes import preset_files
 from library.runs import keys
@@ -210,11 +210,11 @@ class FormApi:
     def compare(self, request: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
         form, submission = self._parse(request)
-        chosen = [
-            compare.config_of_key(request.text(which), lambda: form.collect(submission)[0], self.roots)
-            for which in ("first", "second")
-        ]
+        keys = [request.text("first"), request.text("second")]
+        chosen = [compare.config_of_key(key, lambda: form.collect(submission)[0], self.roots) for key in keys]
         (first_title, first), (second_title, second) = chosen
+        if first_title == second_title:  # such as two files of one name
+            first_title, second_title = names_apart([Path(key) for key in keys])
         return {"first": first_title, "second": second_title, "rows": compare.difference_rows(first, second)}
 
     def probe(self, request: ApiRequest) -> JsonObject:

@@ -138,6 +138,22 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     assert keys.stored_webhook() == "https://example.invalid/key"
 
 
+def test_two_runs_of_one_name_are_told_apart_in_the_table_and_in_charts(visit, tmp_path):
+    folders = [recorded(tmp_path, name, 1e-4, output_name="cat") for name in ("one", "two")]
+    ends = [folder.name[-20:] for folder in folders]
+    page = visit().page
+    page.get_by_role("tab", name="Runs", exact=True).click()
+    table = page.locator(".runs-table tbody")
+    for end in ends:
+        table.get_by_text(end).wait_for()
+    for box in table.get_by_label("Choose cat", exact=True).all():
+        box.check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    for end in ends:
+        page.locator('[data-chart="loss"] .values', has_text=f"cat ({end})").wait_for()
+        page.locator(".run-samples", has_text=f"cat ({end})").wait_for()
+
+
 def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     first = recorded(tmp_path, "first", 1e-4, started=time.time() - 900)

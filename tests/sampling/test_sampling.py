@@ -220,6 +220,14 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
     assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
 
 
+def test_columns_of_files_of_one_name_are_told_apart_by_their_folders():
+    files = [Path("/runs/old/cat.safetensors"), Path("/runs/new/cat.safetensors"), Path("/runs/new/dog.safetensors")]
+    columns = plan.plan_columns("files", [(file, 1.0) for file in files])
+    assert [column.title for column in columns] == ["old/cat", "new/cat", "dog"]
+    (column,) = plan.plan_columns("together", [(file, 0.5) for file in files[:2]])
+    assert column.title == "old/cat × 0.5, new/cat × 0.5"
+
+
 @pytest.mark.parametrize("asked", ["--lora=a.safetensors=nan", "--lora=a.safetensors=-inf", "--strengths=1,nan"])
 def test_a_strength_that_is_no_number_is_refused_before_anything_is_read(asked, tmp_path):
     with pytest.raises(ConfigError, match=r"numbers from -10 to 10, not (nan|-inf)"):
