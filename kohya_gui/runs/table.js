@@ -121,8 +121,9 @@ function render() {
   none.textContent = translated("No run passes these filters.");
   find(list, ".scroll").hidden = !found.length;
   const more = find(list, ".more");
-  more.hidden = visible.length === found.length;
-  more.textContent = say("Show all {runs}", { runs: count(found.length, "run") });
+  const cut = found.length - visible.length;
+  more.hidden = !cut;
+  more.textContent = say("Show {count} more run", { count: cut }, "Show {count} more runs");
   if (!find(list, ".how").matches(".bad")) find(list, ".how").textContent = summary();
   renderChosen();
 }
