@@ -109,14 +109,14 @@ class FormApi:
     def _chosen(self, form: SettingsForm, submission: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as sent, if the tab can train it and its other files are there; otherwise ""."""
         text, parts = str(submission.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
-        is_id = mistakes.is_hub_id(form, MODEL_OPTION, text)
+        is_id = mistakes.is_id_on_hub(form, MODEL_OPTION, text)
         if not (is_id or model.get("family")) or any(problem.option in parts for problem in find_missing(config)):
             return ""
         folder = None if is_id or not parts else paths.allowed_path(text, self.roots)
         if folder and folder.is_dir() and not index_of(folder):  # it may lack parts
             return ""
         files = {name: str(submission.values[name]) for name in parts if submission.values.get(name)}
-        existing = (mistakes.is_hub_id(form, name, file) or self._is_there(file) for name, file in files.items())
+        existing = (mistakes.is_id_on_hub(form, name, file) or self._is_there(file) for name, file in files.items())
         return text if all(existing) else ""
 
     def _is_there(self, text: str) -> bool:

@@ -29,7 +29,7 @@ def find_mistakes(
     return [problem for problem in (*problems, *filter(None, [model_problem])) if problem.option in places], model
 
 
-def is_hub_id(form: SettingsForm, name: str, text: str) -> bool:
+def is_id_on_hub(form: SettingsForm, name: str, text: str) -> bool:
     return any(f.option.name == name and named_paths.is_hub_id(f.option, text) for f in form.fields)
 
 
@@ -38,7 +38,7 @@ def _base_model(
 ) -> tuple[JsonObject, Problem | None]:
     """The type of the base model's file, if the page may read it, or the problem with it."""
     text = str(submission.values.get(MODEL_OPTION) or "").strip()
-    if not text or is_hub_id(form, MODEL_OPTION, text):
+    if not text or is_id_on_hub(form, MODEL_OPTION, text):
         return {}, None
     try:
         path = paths.allowed_path(text, roots, MODEL_OPTION)

@@ -14,7 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.optim import optimizers, trial
 from library.optim.classes import chosen_optimizer, optimizer_arguments, read_arguments
-from library.optim.saved_form import misfit
+from library.optim.saved_form import wrong_form
 
 Groups = list[dict[str, Any]]
 # These affect how a step is computed, not its result, so this process' own values apply.
@@ -117,13 +117,13 @@ def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | N
 
 def wrong_group(optimizer: Any, state: JsonMapping) -> str:
     """Return a setting of a group of a saved optimizer that is of another form than this one's, "" if there is none."""
-    if wrong := misfit({"steps": 0}, state):  # counted by an optimizer of several parts
+    if wrong := wrong_form({"steps": 0}, state):  # counted by an optimizer of several parts
         return wrong
     for current, stored in zip(_all_groups(optimizer), _stored_groups(state), strict=False):
         if "lr" not in stored:
             return "lr"
         now = {name: value for name, value in current.items() if name not in WEIGHTS}
-        if wrong := misfit(now, stored):
+        if wrong := wrong_form(now, stored):
             return wrong
     return ""
 

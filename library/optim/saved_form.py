@@ -9,14 +9,14 @@ from torch import Tensor
 from library.config.json_types import JsonMapping
 
 Sizes = Mapping[str, tuple[int, ...]]
-MOST = 2**53  # of numbers: larger ones are no counts, and floats do not hold them
+MAX_NUMBER = 2**53  # of numbers: larger ones are no counts, and floats do not hold them
 
 
-def is_number(value: Any) -> bool:
+def is_plain_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def misfit(now: Any, saved: Any, place: str = "") -> str:
+def wrong_form(now: Any, saved: Any, place: str = "") -> str:
     """Return the place of the first saved value of another form than the one that it replaces, "" if there is none.
 
     Numbers are finite, lists as long, and dictionaries hold values of the same forms under the same names; a missing
@@ -27,15 +27,15 @@ def misfit(now: Any, saved: Any, place: str = "") -> str:
     if isinstance(now, Mapping):
         if not isinstance(saved, Mapping):
             return place or "a value"
-        inner = (misfit(now[name], saved[name], f"{place}.{name}".lstrip(".")) for name in now if name in saved)
+        inner = (wrong_form(now[name], saved[name], f"{place}.{name}".lstrip(".")) for name in now if name in saved)
     elif isinstance(now, list | tuple):
         if not isinstance(saved, list | tuple) or len(saved) != len(now):
             return place or "a list"
-        inner = (misfit(one, other, place) for one, other in zip(now, saved, strict=True))
+        inner = (wrong_form(one, other, place) for one, other in zip(now, saved, strict=True))
     elif isinstance(now, bool | str):
         return "" if isinstance(saved, type(now)) else place or "a value"
     elif isinstance(now, int | float | Tensor):
-        return "" if _is_finite(saved) or (is_number(saved) and not _is_finite(now)) else place or "a value"
+        return "" if _is_finite(saved) or (is_plain_number(saved) and not _is_finite(now)) else place or "a value"
     else:
         return ""
     return next(filter(None, inner), "")
@@ -44,7 +44,7 @@ def misfit(now: Any, saved: Any, place: str = "") -> str:
 def _is_finite(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and bool(torch.isfinite(value).all())
-    return is_number(value) and abs(value) < MOST
+    return is_plain_number(value) and abs(value) < MAX_NUMBER
 
 
 def wrong_moment(

@@ -93,7 +93,8 @@ def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[Messag
     unimportant |= {batch for on_disk, batch in ENCODED_ONCE.values() if saved.get(on_disk) and now.get(on_disk)}
     if not (saved.get("compile") and now.get("compile")):
         unimportant |= {*KERNEL_OPTIONS}
-    before, after = (WITH_GRAPHS.get(mode, mode) for mode in (saved.get("compile_mode"), now.get("compile_mode")))
+    modes = [str(settings.get("compile_mode")) for settings in (saved, now)]
+    before, after = (WITH_GRAPHS.get(mode, mode) for mode in modes)
     unimportant |= {"compile_mode"} if before == after else set()
     names = [name for name in MEASURED if name in now and name not in unimportant]
     return compare_settings(saved, {name: now[name] for name in names})

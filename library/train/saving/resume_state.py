@@ -11,7 +11,7 @@ from library.config.run_config import RunConfig
 from library.data.held_out import IN_STATE
 from library.optim import resuming, trial
 from library.optim.classes import chosen_optimizer, optimizer_arguments
-from library.optim.saved_form import misfit, stepped_weights, wrong_moment
+from library.optim.saved_form import stepped_weights, wrong_form, wrong_moment
 from library.train.choices import Choices
 from library.train.saving.deciding_options import (
     compare_settings,
@@ -21,7 +21,7 @@ from library.train.saving.deciding_options import (
     is_rescheduled,
 )
 from library.train.saving.resume_check import finished
-from library.train.saving.state_contents import fitting, refuse
+from library.train.saving.state_contents import fitting, state_refusal
 from library.train.saving.state_files import (
     AVERAGE,
     OPTIMIZER,
@@ -120,7 +120,7 @@ def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training")
     saved = resuming.Saved(stored, schedule, facts.get("groups"), options, rescheduled)
     try:
         if wrong := resuming.wrong_group(updates.raw_optimizer, stored):
-            raise refuse(folder / OPTIMIZER, wrong)
+            raise state_refusal(folder / OPTIMIZER, wrong)
         updates.resume(saved, config)
     except ConfigError:
         raise
@@ -130,13 +130,13 @@ def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training")
         return
     kept = trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config))
     if wrong := wrong_moment(stepped_weights(updates.raw_optimizer), kept, trial.WEIGHT_SIZES):
-        raise refuse(folder / OPTIMIZER, wrong)
+        raise state_refusal(folder / OPTIMIZER, wrong)
 
 
 def _of_same_form(path: Path, now: JsonMapping, saved: Any) -> Any:
     """Return saved values of the form of those that they replace; raises ConfigError for others."""
-    if place := misfit(now, saved):
-        raise refuse(path, place)
+    if place := wrong_form(now, saved):
+        raise state_refusal(path, place)
     return saved
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from library.config.environment import lacks_memory
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Problem
-from library.optim.saved_form import MOST, is_number
+from library.optim.saved_form import MAX_NUMBER, is_plain_number
 
 UNFIT = (
     ": {path} cannot be resumed, as it holds {what} in another form than this trainer saves; "
@@ -18,7 +18,7 @@ UNFIT = (
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_NUMBER
 
 
 def _is_seed(value: Any) -> bool:
@@ -56,15 +56,15 @@ FACTS: Mapping[str, Callable[[Any], bool]] = {
     "current_step": _is_count,
     "current_epoch": _is_count,
     "seed": _is_seed,
-    "losses": lambda value: isinstance(value, list) and all(map(is_number, value)),
+    "losses": lambda value: isinstance(value, list) and all(map(is_plain_number, value)),
     "batches": _dictionary({"epoch": _is_count, "index": _is_count, "seed": _is_seed}),
     "settings": _dictionary({"optimizer_args": _are_arguments, "network_args": _are_arguments}, _is_setting),
     "computed_by": _dictionary({}, _is_setting),
     "groups": _are_groups,
-    "alphas": _dictionary({}, lambda value: is_number(value) and math.isfinite(value)),
+    "alphas": _dictionary({}, lambda value: is_plain_number(value) and math.isfinite(value)),
     "early_stop": _dictionary(
         {
-            "best_loss": lambda value: value is None or is_number(value),
+            "best_loss": lambda value: value is None or is_plain_number(value),
             **dict.fromkeys(("best_step", "waited", "last_step"), _is_count),
         }
     ),
@@ -82,7 +82,7 @@ def wrong_facts(facts: JsonMapping) -> list[str]:
     return wrong + [name for name, value in present.items() if not {*NEEDED_INSIDE[name]} <= value.keys()]
 
 
-def refuse(path: Path, what: str) -> ConfigError:
+def state_refusal(path: Path, what: str) -> ConfigError:
     return ConfigError(Problem("resume", UNFIT, path=path, what=what))
 
 
@@ -96,4 +96,4 @@ def fitting(path: Path) -> Iterator[None]:
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError) as e:
         if lacks_memory(e):
             raise
-        raise refuse(path, "a value") from e
+        raise state_refusal(path, "a value") from e

@@ -27,7 +27,7 @@ from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, join_messages
 from library.files import STATE_FACTS, need_space, write_folder_atomic
-from library.train.saving.state_contents import refuse, wrong_facts
+from library.train.saving.state_contents import state_refusal, wrong_facts
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
@@ -265,5 +265,5 @@ def read_progress(folder: Path) -> JsonObject:
             )
         )
     if wrong := wrong_facts(facts):
-        raise refuse(folder / STATE_FACTS, ", ".join(wrong))
+        raise state_refusal(folder / STATE_FACTS, ", ".join(wrong))
     return facts
