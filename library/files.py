@@ -10,7 +10,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +281,14 @@ def size_text(size: float) -> str:
             break
         size /= 1000
     return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def names_apart(paths: Sequence[Path]) -> list[str]:
+    """Return the name of each path as a list shows it; those of one name get the folders that tell them apart."""
+    names = []
+    for path in paths:
+        others, count = [other.parts for other in paths if other != path], 1
+        while count < len(path.parts) and any(other[-count:] == path.parts[-count:] for other in others):
+            count += 1
+        names.append("/".join(path.parts[-count:]) if count < len(path.parts) else str(path))
+    return names

@@ -187,7 +187,7 @@ def _add_actions(routes: APIRouter) -> None:
             queue.pause()
             then, next_name = "The queue is paused: no new training starts.", ""
         stop.request(found.id, body.how)
-        said = join_messages([stop.ANSWERS[body.how], *([then] if then else [])], " ")
+        said = join_messages([stop.answer_to(found, body.how), *([then] if then else [])], " ")
         return answer(StoppedRun, said=said, next=next_name)
 
     @routes.post("/{run}/save", operation_id="save_run", summary="Save a file and a state", response_model=Said)
@@ -242,7 +242,7 @@ def _request_output(run_id: str, what: str) -> Any:
     run = answers.run_of_id(run_id)
     stop.refuse_ended(run)
     stop.request_output(run.id, what)
-    return answer(Said, said=stop.ANSWERS[what])
+    return answer(Said, said=stop.answer_to(run, what))
 
 
 def _add_contents(routes: APIRouter) -> None:

@@ -12,33 +12,32 @@ from kohya_gui.form import (
     compile_summary,
     datasets,
     kept_file,
+    mistakes,
     presets,
     prompts,
     recipes,
     start_preset,
-    typed_paths,
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.typed_paths import MODEL_OPTION
 from kohya_gui.i18n.sentences import data
-from kohya_gui.server import allowed_folders, named_paths, paths
+from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import check_process
 from library.config.building import draft, find_missing
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem, either
+from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
-from library.families.recognition import index_of, proposed_options, recognise_file
-from library.files import write_atomic
+from library.families.recognition import index_of
+from library.files import names_apart, write_atomic
 from library.jobs import job as jobs
 from library.recipes import preset_files
 from library.runs import keys
-
-MODEL_OPTION = "pretrained_model_name_or_path"
 
 PROBE_KIND = "probe"
 BEGUN = {"state": "running", "doing": "Preparing", "tries": [], "best": None}
@@ -80,34 +79,24 @@ class FormApi:
         check_process.spare.prepare()  # someone edits the form, so a check will probably follow
         form, submission = self._parse(request)
         places = form.places(submission.family)
-        mistakes: dict[str, MessageLike] = {}
-        for problem in form.wrong(submission):
-            if problem.option in places:
-                mistakes.setdefault(places[problem.option][1], problem.about.capitalized())
         config, adapters = form.lenient_config(submission), None
         if isinstance(config, AdapterRun):
             adapters = adapter.adapter_state(config, self.sizes.counts(config))
-            for problem in adapter.adapter_problems(config):
-                mistakes.setdefault(places[problem.option][1], problem.about.capitalized())
-        typing = request.text("typing")
-        path_problems = typed_paths.find_path_problems(options_of(type(config)), submission.values, self.roots, typing)
-        for name, problem in path_problems.items():
-            mistakes.setdefault(places[name][1], problem.about.capitalized())
+        found, model = mistakes.find_mistakes(form, submission, self.roots, request.text("typing"))
+        wrong: dict[str, MessageLike] = {}
+        for problem in found:
+            wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         ineffective = {
             places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
         }
         fields_with_keys = [places[name][1] for name in keys.stored_keys() if name in places]
-        model, model_problem = self._model(form, submission, typing == MODEL_OPTION)
-        if model_problem:
-            mistakes.setdefault(places[MODEL_OPTION][1], model_problem.about.capitalized())
-        problems = [*path_problems.values(), *filter(None, [model_problem])]
         allow = {
             str(problem.about.capitalized()): folder
-            for problem in problems
+            for problem in found
             if (folder := allowed_folders.asked_folder(problem))
         }
         return {
-            "wrong": mistakes,
+            "wrong": wrong,
             "ineffective": ineffective,
             "outlook": compile_summary.outlook(config),
             "kept": fields_with_keys,
@@ -121,63 +110,21 @@ class FormApi:
     def _chosen(self, form: SettingsForm, submission: Submission, config: RunConfig, model: JsonObject) -> str:
         """The base model as sent, if the tab can train it and its other files are there; otherwise ""."""
         text, parts = str(submission.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
-        is_id = self._is_id(form, MODEL_OPTION, text)
+        is_id = mistakes.is_id_on_hub(form, MODEL_OPTION, text)
         if not (is_id or model.get("family")) or any(problem.option in parts for problem in find_missing(config)):
             return ""
         folder = None if is_id or not parts else paths.allowed_path(text, self.roots)
         if folder and folder.is_dir() and not index_of(folder):  # it may lack parts
             return ""
         files = {name: str(submission.values[name]) for name in parts if submission.values.get(name)}
-        existing = (self._is_id(form, name, file) or self._is_there(file) for name, file in files.items())
+        existing = (mistakes.is_id_on_hub(form, name, file) or self._is_there(file) for name, file in files.items())
         return text if all(existing) else ""
-
-    def _is_id(self, form: SettingsForm, name: str, text: str) -> bool:
-        return any(f.option.name == name and named_paths.is_hub_id(f.option, text) for f in form.fields)
 
     def _is_there(self, text: str) -> bool:
         try:
             return paths.allowed_path(text, self.roots).exists()
         except ConfigError:
             return False
-
-    def _model(self, form: SettingsForm, submission: Submission, is_typed: bool) -> tuple[JsonObject, Problem | None]:
-        """The type of the base model's file, if the page may read it, or the problem with it."""
-        text = str(submission.values.get(MODEL_OPTION) or "").strip()
-        if not text or self._is_id(form, MODEL_OPTION, text):
-            return {}, None
-        try:
-            path = paths.allowed_path(text, self.roots, MODEL_OPTION)
-        except ConfigError as error:
-            problem = error.problems[0]
-            is_begun = is_typed and typed_paths.may_become_right(text, problem, self.roots)
-            return {}, None if is_begun else problem
-        try:
-            if not path.suffix and not path.exists():
-                raise ConfigError(Problem(MODEL_OPTION, ": {path} does not exist", path=path))
-            if not path.is_dir():
-                path = paths.existing_file(text, self.roots, (".safetensors",), MODEL_OPTION)
-            recognition = recognise_file(path)
-        except ConfigError as error:
-            is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)
-            return {}, None if is_begun else error.problems[0]
-        family = recognition.family
-        if not family:
-            refusal = Problem("", "The file is {kind}, not a model that is trained here.", kind=recognition.words)
-            is_model = path.is_file() or index_of(path) or not is_typed  # it may be typed further
-            return {}, refusal if is_model else None
-        if family not in form.configs:
-            template = "The file is {kind}; this tab trains {families}."
-            names = either(form.families[name] for name in form.configs)
-            return {}, Problem("", template, kind=recognition.words, families=names)
-        needed = form.shown(family, recognition.options)
-        proposed = form.shown(family, proposed_options(path, recognition))
-        return {
-            "path": text,
-            "family": family,
-            "words": recognition.words,
-            "options": needed,
-            "proposed": proposed,
-        }, None
 
     def preset(self, request: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
@@ -262,11 +209,11 @@ class FormApi:
     def compare(self, request: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
         form, submission = self._parse(request)
-        chosen = [
-            compare.config_of_key(request.text(which), lambda: form.collect(submission)[0], self.roots)
-            for which in ("first", "second")
-        ]
+        keys = [request.text("first"), request.text("second")]
+        chosen = [compare.config_of_key(key, lambda: form.collect(submission)[0], self.roots) for key in keys]
         (first_title, first), (second_title, second) = chosen
+        if first_title == second_title:  # such as two files of one name
+            first_title, second_title = names_apart([Path(key) for key in keys])
         return {"first": first_title, "second": second_title, "rows": compare.difference_rows(first, second)}
 
     def probe(self, request: ApiRequest) -> JsonObject:

@@ -45,7 +45,7 @@ class FormField:
 
     option: Option
     families: tuple[str, ...]  # the families in which the option looks like this
-    ineffective: tuple[str, ...] = ()  # families among them in which it has no effect
+    ineffective: tuple[str, ...] = ()  # families among them in which it has no effect, or is always refused
     pending: str = ""  # why it cannot be used yet
 
     @property
@@ -329,7 +329,7 @@ def form_fields(configs: Mapping[str, type]) -> list[FormField]:
             looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
             face = (name, option.section, *looks, reason)
             field = faces.get(face, FormField(option, ()))
-            ineffective = (family,) if name in config.ineffective else ()
+            ineffective = (family,) if name in config.ineffective or name in config.unfit else ()
             faces[face] = FormField(option, (*field.families, family), (*field.ineffective, *ineffective), reason)
     return list(faces.values())
 

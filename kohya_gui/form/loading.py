@@ -8,13 +8,14 @@ from pathlib import Path
 
 from kohya_gui.form import imported_data, messages, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.mistakes import find_mistakes
 from library import importers
 from library.config.building import working_fix
 from library.config.commented_toml import to_commented_toml
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
-from library.config.schema import changed, flatten_sections, options_of
+from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.importers import Imported
 from library.runs import keys
 from library.sampling import prompt_rows
@@ -38,7 +39,10 @@ def load_into_form(
     if data := imported_data.only_data(source, path):
         return _data_alone(form, data, submission, path.name, roots)
     imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
-    config, problems = imported.config, config_problems(imported)
+    base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
+    launch = form.shown_launch(importers.read_launch_settings(base))
+    config = imported.config
+    problems = config_problems(form, imported, roots, {**submission.launch, **launch})
     sentence = Message(
         template,
         name=path.name,
@@ -49,13 +53,12 @@ def load_into_form(
     message = messages.loaded_html(
         sentence, problems, places, lambda problem: fix(form, imported, problem), _notes(imported, problems)
     )
-    base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
     # In other programs' files, several tables may have the same key, such as the shape of each tensor.
     named = [*flatten_sections(source, []), *imported.texts]
     filled = json.loads(form.fill(config, start_preset.loaded_as_start(path.name), named))
     more = {
         "base": base,
-        "launch": form.shown_launch(importers.read_launch_settings(base)),
+        "launch": launch,
         "prompts": _prompt_rows_of(imported),
         "source": _source_of(path, imported),
     }
@@ -68,13 +71,20 @@ def _source_of(path: Path, imported: Imported) -> str:
     return to_commented_toml(read_outside_text(path), imported.config) if is_ours else ""
 
 
-def config_problems(imported: Imported) -> list[Problem]:
-    """The problems of a loaded config: broken rules, unknown keys, and values that could not be parsed."""
-    return [
+def config_problems(
+    form: SettingsForm, imported: Imported, roots: Sequence[Path], launch: JsonMapping
+) -> list[Problem]:
+    """The problems of a loaded config: broken rules, unknown keys, values that could not be parsed, and all else that
+    the form marks at a field, such as files that do not exist."""
+    of_file = [
         *imported.problems,
         *imported.unknown(),
         *(Problem(outcome.key, ": {text}", text=outcome.text) for outcome in _unread(imported)),
     ]
+    named, config = {problem.option for problem in of_file}, imported.config
+    filled = Submission(config.family, form.shown(config.family, option_values(config)), launch)
+    in_form, _ = find_mistakes(form, filled, roots)
+    return [*of_file, *(problem for problem in in_form if problem.option not in named)]
 
 
 def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.form import loading, presets, typed_paths
+from kohya_gui.form import loading, presets
 from kohya_gui.form.form import Submission
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.server.json_api import ApiRequest, Handler
@@ -16,7 +16,7 @@ from library.config.building import Layer, read_layers
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_names, problem_from_json
-from library.config.schema import flatten_sections, option_values, options_of
+from library.config.schema import flatten_sections, option_values
 from library.importers import Imported, parse_file
 
 APPLIED = "The form now has the settings of this text, for {family} ({changes})."
@@ -53,11 +53,7 @@ class TextEditor:
             imported = self._read(tab, submission, text)
         except ConfigError as error:
             return {"findings": [*_findings(error.problems, text)], "unreadable": True}
-        problems = loading.config_problems(imported)
-        options, values = options_of(type(imported.config)), option_values(imported.config)
-        shown = {name: str(values[name] or "") for name in options}
-        problems += typed_paths.find_path_problems(options, shown, self.roots, "").values()
-        return {"findings": [*_findings(problems, text)]}
+        return {"findings": [*_findings(loading.config_problems(tab.form, imported, self.roots, {}), text)]}
 
     def check(self, request: ApiRequest) -> JsonObject:
         """What Check says of a form with this text."""

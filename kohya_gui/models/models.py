@@ -16,7 +16,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, option_name
 from library.downloads import finding, hub
 from library.families.facts import HubModel
-from library.files import free_space
+from library.files import free_space, names_apart
 from library.jobs import job as jobs
 from library.runs import keys
 
@@ -56,11 +56,12 @@ class ModelsApi:
         if form is None or family not in form.configs:
             raise ConfigError("There is no such choice: load the page again.")
         folder, named = self._folder(request), request.text("named")
+        found = [model for model in self._found(folder, named) if model.uses.get(family)]
         bases: list[JsonObject] = []
         parts: dict[str, list[JsonObject]] = {}
-        for model in self._found(folder, named):
-            for option in model.uses.get(family, ()):
-                shown = {"path": str(model.path), "name": model.path.name, "size": model.size, "words": model.words}
+        for model, name in zip(found, names_apart([model.path for model in found]), strict=True):
+            shown = {"path": str(model.path), "name": name, "size": model.size, "words": model.words}
+            for option in model.uses[family]:
                 if option == finding.MODEL_OPTION:
                     bases.append({**shown, "options": form.shown(family, model.options)})
                 else:

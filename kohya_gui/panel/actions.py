@@ -64,8 +64,8 @@ def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> st
 def _stopping_text(run: reader.RecordedRun, how: str) -> MessageLike:
     following = queue.starts_next(run)
     if following is None:
-        return stop.ANSWERS[how]
-    return join_messages([stop.ANSWERS[how], Message("Then the queue starts {name}.", name=following.name)], " ")
+        return stop.answer_to(run, how)
+    return join_messages([stop.answer_to(run, how), Message("Then the queue starts {name}.", name=following.name)], " ")
 
 
 def _has_prompts(sample_settings: JsonMapping) -> bool:

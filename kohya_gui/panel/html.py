@@ -10,7 +10,7 @@ from urllib.parse import quote
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted
-from library.runs import explain, layout, machine
+from library.runs import explain, layout, machine, stop
 from library.runs.durations import duration_in_words
 from library.runs.gpu_log import SPILLED
 from library.runs.lost_time import lost_time_sentence
@@ -32,6 +32,7 @@ STATE_WHILE_STOPPING = {
     "now": "{doing} · saves and stops",
     "kill": "{doing} · is killed",
 }
+STOPS_AT_ONCE = "{doing} · stops"  # before the first step
 PAUSED = "The queue is paused: {why} {trainings} left."
 EMPTY = (
     '<div class="empty"><p><b>No training yet.</b></p>'
@@ -143,7 +144,9 @@ def _failure(run: RecordedRun) -> str:
 def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     left, right, done, of = _doing(run, progress, now)
     if run.state == "stopping":
-        left = Message(STATE_WHILE_STOPPING[layout.stop_asked(run.folder)] or "{doing}", doing=left)
+        template = STATE_WHILE_STOPPING[layout.stop_asked(run.folder)]
+        template = template if not template or stop.has_stepped(progress) else STOPS_AT_ONCE
+        left = Message(template or "{doing}", doing=left)
     if run.active and (silent := _silent(progress, now)):
         left = Message("{doing} · no progress for {time}", doing=left, time=duration_in_words(silent))
     share = min(1.0, done / of) if of else 0.0

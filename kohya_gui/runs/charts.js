@@ -5,7 +5,7 @@ import { find, make, makeButton } from "../server/elements.js";
 import { call, messageOf, pathOfRun } from "../server/http.js";
 import { OneChart } from "./chart.js";
 import { CHARTS, got, joined, linesOf } from "./chart_data.js";
-import { short } from "./format.js";
+import { nameAmong, short } from "./format.js";
 import { loadUPlot } from "./uplot.js";
 
 /** @typedef {import("./chart_data.js").Series} Series */
@@ -36,7 +36,7 @@ export class RunCharts {
         this.markZoom();
       },
       reset: () => this.resetZoom(),
-      nameOf: (/** @type {string} */ run) => (this.runs.length > 1 ? (this.series.get(run)?.name ?? run) : ""),
+      nameOf: (/** @type {string} */ run) => (this.runs.length > 1 ? this.nameOf(run) : ""),
     };
     this.charts = CHARTS.map((chart) => new OneChart(chart, group));
     this.notice = make("p", { className: "quiet", role: "status" }, translated("Reading the measurements"));
@@ -78,16 +78,20 @@ export class RunCharts {
       this.over, this.whole);
   }
 
+  /** @param {string} run one of those shown */
+  nameOf(run) {
+    return nameAmong(run, this.runs, (id) => this.series.get(id)?.name ?? id);
+  }
+
   /** Offer the runs that are not shown yet, and to take away those that were added. */
   fillOthers() {
     const added = this.runs.slice(this.first), rest = this.others().filter(({ id }) => !this.runs.includes(id));
     const key = JSON.stringify([added, rest.map(({ id }) => id)]);
     if (!this.over || this.over.dataset.filled === key) return;
     this.over.dataset.filled = key;
-    const nameOf = (/** @type {string} */ id) => this.series.get(id)?.name ?? id;
     this.over.replaceChildren(
       make("option", { value: "" }, translated("Lay over …")),
-      ...added.map((id) => make("option", { value: id }, say("Without {name}", { name: nameOf(id) }))),
+      ...added.map((id) => make("option", { value: id }, say("Without {name}", { name: this.nameOf(id) }))),
       ...rest.slice(0, 200).map(({ id, name }) => make("option", { value: id }, `${name} (${id.slice(-20)})`)));
     this.over.hidden = !rest.length && !added.length;
   }
@@ -167,7 +171,7 @@ export class RunCharts {
     const rows = this.charts.flatMap(({ chart, lines }) => lines.filter(({ look }) => look !== "faint").map((line) => {
       const known = line.ys.filter((y) => y !== null), first = known[0] ?? null, last = known.at(-1) ?? null;
       const lowest = known.length ? known.reduce((low, y) => Math.min(low, y)) : null;
-      const run = this.runs.length > 1 ? this.series.get(line.run)?.name : "";
+      const run = this.runs.length > 1 ? this.nameOf(line.run) : "";
       const name = run ? [make("span", { className: "own" }, run), " "] : [];
       const label = line.label === chart.title ? "" : translated(line.label);
       return make("tr", {}, make("th", { scope: "row" }, ...name, make("span", {}, translated(chart.title)), " ",

@@ -11,9 +11,13 @@ import { moodOf, NONE, short, stateNames, stateWord } from "./format.js";
  * @typedef {{ id: string, name: string, family: string, kind: string, title: string, preset: string, state: string,
  *   active: boolean, steps_done: number, steps_total: number, speed: number | null, left: number | null,
  *   taken: number | null, loss: number | null, held_out_loss: number | null, note: string, started: number | null,
- *   last_sample: { step: number, number: number } | null, devices: string[], error: string, damaged: boolean }} Row
+ *   last_sample: { step: number, number: number } | null, devices: string[], error: string, damaged: boolean,
+ *   apart: string }} Row
+ *
+ * `apart` is what tells a run from others of the same name: the end of its id.
  */
-/** @typedef {Omit<Row, "active" | "left" | "taken"> & { time_left: number | null, seconds: number | null }} Run */
+/** @typedef {"active" | "left" | "taken" | "apart"} Made what the page makes of other facts */
+/** @typedef {Omit<Row, Made> & { time_left: number | null, seconds: number | null }} Run */
 /** @typedef {import("../server/elements.js").Child} Child */
 /**
  * @typedef {{ key: string, title: string, sorts: (row: Row) => string | number | null, basis: (row: Row) => unknown,
@@ -39,8 +43,20 @@ const MAX_NOTE = 300; // characters of a note in the table
  */
 export const rowOf = ({ time_left: left, seconds, ...run }) => ({
   ...run, left, taken: seconds, active: moodOf(run.state) === "busy", kind: KINDS[run.kind] ?? (run.kind || run.title),
-  note: run.note.slice(0, MAX_NOTE),
+  note: run.note.slice(0, MAX_NOTE), apart: "",
 });
+
+/**
+ * Tell runs of one name apart.
+ * @param {Iterable<Row>} rows
+ */
+export function tellApart(rows) {
+  /** @type {Map<string, Row[]>} */
+  const named = new Map();
+  for (const row of rows) named.set(row.name, [...named.get(row.name) ?? [], row]);
+  for (const twins of named.values())
+    for (const row of twins) row.apart = twins.length > 1 ? row.id.slice(-20) : "";
+}
 
 /**
  * A column of a number.
@@ -70,7 +86,7 @@ const textual = (key, title, value) => ({
 export const COLUMNS = [
   {
     key: "name", title: "Name", sorts: (row) => row.name.toLowerCase(),
-    basis: ({ name, last_sample: sample, error, damaged }) => [name, sample, error, damaged],
+    basis: ({ name, apart, last_sample: sample, error, damaged }) => [name, apart, sample, error, damaged],
     show: nameCell,
   },
   {
@@ -107,7 +123,7 @@ export const COLUMNS = [
 ];
 
 /** @param {Row} row */
-function nameCell({ id, name, last_sample: sample, error, damaged }) {
+function nameCell({ id, name, apart, last_sample: sample, error, damaged }) {
   const picture = sample
     ? make("img", {
       // Another address for another picture, as browsers keep them.
@@ -116,8 +132,9 @@ function nameCell({ id, name, last_sample: sample, error, damaged }) {
     })
     : make("span", { className: "no-picture" });
   const link = make("a", { href: `#${addressOf("runs", id)}` }, make("span", { className: "own" }, name));
+  const which = apart ? make("small", { className: "own" }, apart) : null;
   const why = damaged || error ? make("small", { className: "why", title: error }, error) : null;
-  return [make("div", { className: "who" }, picture, make("div", {}, link, why))];
+  return [make("div", { className: "who" }, picture, make("div", {}, link, which, why))];
 }
 
 /** @param {Row} row */

@@ -58,11 +58,13 @@ export class Differences {
       make("th", { scope: "row", title: name }, label),
       ...values.map((value) => make("td", { className: value === values[0] ? "" : "other" }, value))));
     body.forEach((row, at) => (row.hidden = at >= MAX_ROWS));
-    const more = makeButton(say("Show all {settings}", { settings: count(rows.length, "setting") }), () => {
+    const cut = rows.length - MAX_ROWS, words = say("Show {count} more setting", { count: cut },
+      "Show {count} more settings");
+    const more = makeButton(words, () => {
       for (const row of body) row.hidden = false;
       more.remove();
     });
-    more.hidden = rows.length <= MAX_ROWS;
+    more.hidden = cut <= 0;
     this.answer.replaceChildren(
       make("p", { className: "quiet" }, count(rows.length, "setting")), more,
       make("div", { className: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body))));

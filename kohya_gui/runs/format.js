@@ -37,3 +37,14 @@ export const stateWord = (state) => translated(STATES[state] ?? state);
 
 /** @param {string} state */
 export const moodOf = (state) => MOODS[state] ?? "calm";
+
+/**
+ * The name of a run among others; one that has the name of another gets the end of its id.
+ * @param {string} id
+ * @param {string[]} others their ids, with this one among them or not
+ * @param {(id: string) => string} nameOf
+ */
+export function nameAmong(id, others, nameOf) {
+  const name = nameOf(id), hasTwin = others.some((other) => other !== id && nameOf(other) === name);
+  return hasTwin ? `${name} (${id.slice(-20)})` : name;
+}

@@ -79,15 +79,19 @@ export class Gallery {
   }
 
   offerMore() {
-    const { steps, prompts, samples } = this.grid, isCut = steps.length > this.columns || prompts.length > this.rows;
-    const all = makeButton(say("Show all {pictures}", { pictures: count(samples.size, "picture") }), () => {
+    const { steps, prompts, samples } = this.grid, shownSteps = steps.slice(-this.columns);
+    const shownPrompts = prompts.slice(0, this.rows).map(([number]) => number);
+    const cut = [...samples.values()].filter(({ number, step }) =>
+      !shownSteps.includes(step) || !shownPrompts.includes(number)).length;
+    const words = say("Show {count} more picture", { count: cut }, "Show {count} more pictures");
+    const all = makeButton(words, () => {
       this.columns = this.rows = Infinity;
       this.draw();
     });
     const sheet = make("a", { href: address("learned", { run: this.run }), download: `${this.run}.png` },
       translated("Save as one picture"));
     this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.size, "picture")),
-      ...(isCut ? [all] : []), ...(steps.length > 1 ? [sheet] : []));
+      ...(cut ? [all] : []), ...(steps.length > 1 ? [sheet] : []));
   }
 
   /**

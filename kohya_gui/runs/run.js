@@ -5,6 +5,7 @@ import { find, make, makeButton } from "../server/elements.js";
 import { address, ask, messageOf } from "../server/http.js";
 import { RunCharts } from "./charts.js";
 import { Differences } from "./differences.js";
+import { nameAmong } from "./format.js";
 import { Gallery } from "./gallery.js";
 import { Note } from "./note.js";
 import { knownRuns } from "./table.js";
@@ -97,9 +98,11 @@ export class RunPage {
     const answers = await Promise.all(this.runs.map((run) => ask("run", { run, shown: "" })));
     this.isActive = answers.some(({ active }) => active);
     this.title.textContent = count(this.runs.length, "run");
+    const names = new Map(answers.map(({ name }, at) => [this.runs[at], name]));
     answers.forEach((answer, at) => {
-      const name = make("span", { className: "own" }, answer.name);
-      this.galleries[at].element.setAttribute("aria-label", `${translated("Samples")} ${answer.name}`);
+      const shown = nameAmong(this.runs[at], this.runs, (id) => names.get(id) ?? id);
+      const name = make("span", { className: "own" }, shown);
+      this.galleries[at].element.setAttribute("aria-label", `${translated("Samples")} ${shown}`);
       this.galleries[at].title.replaceChildren(translated("Samples"), " ", name);
       void this.galleries[at].update(answer.sample);
     });

@@ -4,7 +4,7 @@ import { translated } from "../i18n/words.js";
 import { all, find, make, makeButton } from "../server/elements.js";
 import { addressOf, go } from "../server/addresses.js";
 import { call, messageOf } from "../server/http.js";
-import { COLUMNS, ordered, rowOf } from "./columns.js";
+import { COLUMNS, ordered, rowOf, tellApart } from "./columns.js";
 import { stateNames, stateWord } from "./format.js";
 
 /** @typedef {import("./columns.js").Row} Row */
@@ -70,6 +70,7 @@ function take({ runs, mark: now, ids }) {
     return row ? [[id, row]] : [];
   }));
   mark = now;
+  tellApart(rows.values());
   for (const id of chosen) if (!rows.has(id)) chosen.delete(id);
   if (isFirst || changed.size || ids) render();
 }
@@ -120,8 +121,9 @@ function render() {
   none.textContent = translated("No run passes these filters.");
   find(list, ".scroll").hidden = !found.length;
   const more = find(list, ".more");
-  more.hidden = visible.length === found.length;
-  more.textContent = say("Show all {runs}", { runs: count(found.length, "run") });
+  const cut = found.length - visible.length;
+  more.hidden = !cut;
+  more.textContent = say("Show {count} more run", { count: cut }, "Show {count} more runs");
   if (!find(list, ".how").matches(".bad")) find(list, ".how").textContent = summary();
   renderChosen();
 }

@@ -11,7 +11,7 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
-from library.files import RESERVED
+from library.files import RESERVED, names_apart
 
 MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
 DIGITS = re.compile(r"(\d+)")
@@ -68,7 +68,10 @@ class Picker:
         """The folders and files in a folder; for a missing path, in its nearest existing parent."""
         endings = tuple(end.lower() for end in request.text("endings").split())
         where, part = self._nearest(request.text("folder")), request.text("filter").lower()
-        places = [{"name": _root_title(root), "path": str(root)} for root in self.roots]
+        names = names_apart(self.roots)
+        places = [
+            {"name": _root_title(root, name), "path": str(root)} for root, name in zip(self.roots, names, strict=True)
+        ]
         try:
             entries = sorted(self._entries(where, endings, request.text("kind") == "folder"), key=_order)
         except OSError as error:
@@ -132,5 +135,5 @@ def _order(entry: JsonObject) -> tuple[bool, list[tuple[int, str]]]:
     return not entry["folder"], [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _root_title(root: Path) -> str:
-    return "Home" if root == Path.home().resolve() else root.name or str(root)
+def _root_title(root: Path, name: str) -> str:
+    return "Home" if root == Path.home().resolve() else name

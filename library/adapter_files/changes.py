@@ -188,10 +188,11 @@ class LayerChange:
     @property
     def title(self) -> str:
         """Return the name of the kind in messages."""
-        if MAGNITUDE in self.parts and self.kind is CHANGE_KINDS[DOWN]:
-            return "DoRA"
         blocks = self.parts.get("oft_blocks")
-        return self.kind.title if blocks is None or blocks.ndim != 4 else "BOFT"
+        title = self.kind.title if blocks is None or blocks.ndim != 4 else "BOFT"
+        if MAGNITUDE not in self.parts:
+            return title
+        return "DoRA" if self.kind is CHANGE_KINDS[DOWN] else f"{title} with DoRA"
 
     @property
     def uses_weight(self) -> bool:

@@ -16,7 +16,7 @@ from library.adapter_files.joining import Part
 from library.adapter_files.models import ModelFile
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, MessageLike, Report, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, Report, attempted, counted
 
 MAX_LISTED_NAMES = 5  # modules listed per sentence
 MEDIAN_FACTOR = 100.0  # a change this many times the median is suspicious
@@ -55,10 +55,11 @@ class Findings:
 def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Report = silent) -> Findings:
     """Verify a LoRA file, and with `base` that the model has each module in the right size (headers only).
 
-    Problems of the LoRA are returned. Raises ConfigError for an unreadable base model.
+    All problems are returned, that of an unreadable base model among them.
     """
-    model = ModelFile(base) if base is not None else None
-    findings = Findings(str(lora))
+    findings, unread = Findings(str(lora)), list[Problem]()
+    model = attempted(unread, lambda: ModelFile(base)) if base is not None else None
+    findings.problems += unread
     try:
         stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
         groups, unknown = _group_by_module(stored)

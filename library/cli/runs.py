@@ -159,14 +159,14 @@ def _stop(arguments: argparse.Namespace) -> int | None:
     stop.request(run.id, how)
     then = f" Then the queue starts {following.name}; kohya queue pause keeps it." if following else ""
     then = " The queue is paused." if arguments.pause_queue else then
-    return _say(arguments, f"{run.id}: {stop.ANSWERS[how]}{then}", run.id)
+    return _say(arguments, f"{run.id}: {stop.answer_to(run, how)}{then}", run.id)
 
 
 def _request(arguments: argparse.Namespace, what: str) -> None:
     run = shown.only_active_run(arguments.run)
     stop.refuse_ended(run)
     stop.request_output(run.id, what)
-    _say(arguments, f"{run.id}: {stop.ANSWERS[what]}", run.id)
+    _say(arguments, f"{run.id}: {stop.answer_to(run, what)}", run.id)
 
 
 def _resume(arguments: argparse.Namespace) -> None:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
 
+T = TypeVar("T")
 FLAG = "--"  # the place of an option of a command line
 # Marks of option names; other names are also words (kohya_gui/i18n/labels.js).
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
@@ -297,6 +298,13 @@ def collecting(problems: list[Problem]) -> Iterator[None]:
         yield
     except ConfigError as e:
         problems += e.problems
+
+
+def attempted(problems: list[Problem], make: Callable[[], T]) -> T | None:
+    """Return what `make` returns; None, and its problems among the others, if it raises ConfigError."""
+    with collecting(problems):
+        return make()
+    return None
 
 
 def as_problems(texts: Iterable[MessageLike]) -> Iterator[Problem]:

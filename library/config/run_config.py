@@ -186,6 +186,7 @@ class RunConfig:
     retired: ClassVar[Mapping[str, str]] = RETIRED
     foreign: ClassVar[Mapping[str, str]] = FOREIGN
     refused: ClassVar[Mapping[str, str]] = {}  # options of another kind of training -> why this kind cannot do it
+    unfit: ClassVar[frozenset[str]] = frozenset()  # own options that rules of this kind always refuse: forms hide them
     old: ClassVar[Mapping[str, Option]] = {}  # former options, which `convert` turns into current ones
 
     def __init_subclass__(cls) -> None:
@@ -193,6 +194,7 @@ class RunConfig:
         for name in ("ineffective", "aliases", "foreign"):
             inherited = [vars(base).get(name, {}) for base in reversed(cls.__mro__)]
             setattr(cls, name, {option: why for reasons in inherited for option, why in reasons.items()})
+        cls.unfit = frozenset().union(*(vars(base).get("unfit", ()) for base in cls.__mro__))
 
     @property
     def control_images(self) -> ControlUse:

@@ -14,6 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.optim import optimizers, trial
 from library.optim.classes import chosen_optimizer, optimizer_arguments, read_arguments
+from library.optim.saved_form import wrong_form
 
 Groups = list[dict[str, Any]]
 # These affect how a step is computed, not its result, so this process' own values apply.
@@ -112,6 +113,19 @@ def _saved_arguments(settings: JsonMapping, config: RunConfig) -> JsonObject | N
     except (KeyError, ConfigError):
         return None
     return optimizer_arguments(config, arguments)
+
+
+def wrong_group(optimizer: Any, state: JsonMapping) -> str:
+    """Return a setting of a group of a saved optimizer that is of another form than this one's, "" if there is none."""
+    if wrong := wrong_form({"steps": 0}, state):  # counted by an optimizer of several parts
+        return wrong
+    for current, stored in zip(_all_groups(optimizer), _stored_groups(state), strict=False):
+        if "lr" not in stored:
+            return "lr"
+        now = {name: value for name, value in current.items() if name not in WEIGHTS}
+        if wrong := wrong_form(now, stored):
+            return wrong
+    return ""
 
 
 def _all_groups(optimizer: Any) -> Groups:

@@ -24,6 +24,8 @@ from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 
 SIZE = (64, 128)  # of the weight; bitsandbytes keeps states of fewer than 4096 elements in 32 bits
+# Of weights with which an optimizer is tried; of one that is zero, some keep less.
+WEIGHT_SIZES = {"matrix": SIZE, "vector": SIZE[:1], "zeros": SIZE}
 OF_DEVICES = {"capturable", "fused", "foreach"}  # arguments that only some devices support
 TRIED_STEPS = 3  # optimizer steps to try, as the first does not use its state
 MAX_SCHEDULE_STEPS = 5000  # steps to try one by one, about 0.1 s
@@ -128,11 +130,13 @@ def _construct_for_trial(
 
 
 def optimizer_state_shapes(spec: OptimizerSpec, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors that an optimizer keeps for a matrix and a vector, as name -> shape; {} if no step is
-    possible.
+    """Return the tensors that an optimizer keeps for each of WEIGHT_SIZES, as its name and theirs -> shape; {} if no
+    step is possible.
     """
-    weights = {"matrix": torch.ones(SIZE, device=trial_device()), "vector": torch.ones(SIZE[0], device=trial_device())}
-    parameters = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
+    parameters = {
+        name: torch.nn.Parameter(torch.full(size, float(name != "zeros"), device=trial_device()))
+        for name, size in WEIGHT_SIZES.items()
+    }
     try:
         with _quiet():
             optimizer = _construct_for_trial(

@@ -21,6 +21,12 @@ ANSWERS = {
     "sample": "Sample images are generated after this step.",
     "save": "It saves a file and a state after this step.",
 }
+BEFORE_FIRST_STEP = {
+    "after_step": "No step is done yet: it stops before the first one, or right after it. Caches on disk stay.",
+    "now": "It stops at once. No step is done yet, so there is nothing to save; caches on disk stay.",
+    "sample": "Sample images are generated after the first step.",
+    "save": "It saves a file and a state after the first step.",
+}
 STEPS = 20  # or after the time of this many steps, if longer
 
 
@@ -56,6 +62,17 @@ def request_output(run_id: str, what: str) -> None:
         write_atomic(layout.request_file(run.folder, what), "")
 
 
+def answer_to(run: reader.RecordedRun, what: str) -> str:
+    """Return what a run does about a request, one of ANSWERS."""
+    is_early = not has_stepped(reader.progress(run.folder).update())
+    return BEFORE_FIRST_STEP.get(what, ANSWERS[what]) if is_early else ANSWERS[what]
+
+
+def has_stepped(progress: reader.RunProgress) -> bool:
+    """Return whether a run has done a step of its own, after those of the run that it resumes."""
+    return bool(progress.last)
+
+
 def lost_now(run: reader.RecordedRun) -> tuple[str, float]:
     """Return what "now" would discard, and how many seconds of work that is.
 
@@ -86,6 +103,8 @@ def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
     """Return the question to confirm before a run is stopped like this; "" if next to nothing is lost."""
     if how == "kill":
         step, seconds = lost_by_kill(run)
+        if not has_stepped(reader.progress(run.folder).update()):
+            return "No step is done yet, so nothing that it has learned is lost. Kill it?"
         if step is None:
             template = "No state was saved: all that was learned in {time} is lost. Kill it?"
             return Message(template, time=duration_in_words(seconds))
@@ -95,7 +114,7 @@ def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
     if seconds <= CONFIRM_FROM:
         return ""
     lost = {
-        "start": "No step is done yet: {time} of loading, caching and compiling are lost. Stop it?",
+        "start": "Nothing was learned yet in {time} of loading, caching and compiling. Caches on disk stay. Stop it?",
         "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
         "look": "{time} of work on samples or validation are lost; what was learned is saved. Stop it?",
     }

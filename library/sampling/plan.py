@@ -15,6 +15,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
 from library.config.values import did_you_mean
+from library.files import names_apart
 from library.sampling.prompts import Prompt
 
 COMPARE = ("together", "strengths", "files")
@@ -52,14 +53,15 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
     """Return the columns of a comparison: all files together, all at several strengths, or each alone. Raises
     ConfigError for files that cannot be compared.
     """
-    together = ", ".join(_titled(path, strength) for path, strength in loras) or "base model"
+    names = names_apart([path.with_suffix("") for path, _ in loras])
+    titles = [_titled(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
     if problems := [*_column_problems(compare, loras, strengths)]:
         raise ConfigError(*problems)
     if compare == "files":
-        return [Column(_titled(path, strength), ((path, strength),)) for path, strength in loras]
+        return [Column(title, (lora,)) for title, lora in zip(titles, loras, strict=True)]
     if compare == "strengths":
         return [Column(f"× {by:g}", tuple((path, strength * by) for path, strength in loras)) for by in strengths]
-    return [Column(together, tuple(loras))]
+    return [Column(", ".join(titles) or "base model", tuple(loras))]
 
 
 def _column_problems(compare: str, loras: Weighted, strengths: Sequence[float]) -> Iterator[Problem]:
@@ -146,5 +148,5 @@ def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collectio
     return {"parameters": "\n".join(text), "kohya": everything}
 
 
-def _titled(path: Path, strength: float) -> str:
-    return path.stem if strength == 1 else f"{path.stem} × {strength:g}"
+def _titled(name: str, strength: float) -> str:
+    return name if strength == 1 else f"{name} × {strength:g}"

@@ -49,7 +49,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     word = arguments.word or word_of(arguments.config)
     with join_work("sample") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
         os.environ.update(gpu_slots.device_environment(devices))
-        # Loads torch, which detects GPUs only once.
+        # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
 
         def store(sheet: "Sheet") -> None:
@@ -130,10 +130,10 @@ def read_inputs(arguments: argparse.Namespace, script_of: Callable[[Path], str])
     with collecting(problems):
         reading = read_sample_config(arguments.config, options, script_of)
         problems += reading.problems
+    # Loads torch, but asks for no GPU: the wait decides which one it is.
+    find = families.load_object("library.sampling.generate:find_further_problems")
+    problems += find(reading, prompts, [path for path, _ in loras], arguments.out)
     if problems or reading is None:
-        # Loads torch, to name everything at once; otherwise `generate` looks for these problems.
-        find = families.load_object("library.sampling.generate:find_further_problems")
-        problems += find(reading, prompts, [path for path, _ in loras], arguments.out)
         raise ConfigError(*problems)
     return SampleInputs(reading.config, columns, prompts)
 

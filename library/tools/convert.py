@@ -6,7 +6,7 @@ from pathlib import Path
 from library.adapter_files import adapters, storage, writing
 from library.adapter_files.names import FORMATS
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Problem, Report, attempted
 from library.tools import for_comfyui
 
 
@@ -29,12 +29,16 @@ def convert_lora(
     """
     if to not in FORMATS:
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
-    out = storage.fresh(out, lora)
-    report(Message("reading"), 0, 1)
-    source = adapters.read_lora(lora)
+    problems: list[Problem] = []
+    place = attempted(problems, lambda: storage.fresh(out, lora))
+    if place is not None:
+        report(Message("reading"), 0, 1)
+    source = attempted(problems, lambda: adapters.read_lora(lora))
+    if place is None or source is None:
+        raise ConfigError(*problems)
     source.metadata.pop("lora_adapter_metadata", None)
     if to == "comfy":
         source = for_comfyui.prepare_for_comfyui(source, lora)
         for sentence in for_comfyui.comfyui_notes(source):
             note(sentence)
-    return writing.save_lora(source, out, style=to, dtype=dtype, report=report)
+    return writing.save_lora(source, place, style=to, dtype=dtype, report=report)

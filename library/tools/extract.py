@@ -13,7 +13,7 @@ from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.models import ModelFile
 from library.adapter_files.names import Module
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Problem, Report, attempted
 
 ROUNDING_SHARE = 0.25  # mean rounding error, in steps of the dtype
 
@@ -68,8 +68,12 @@ def extract_lora(
     Differences are in float32; only one module is in memory at a time. Matrices much larger than the rank get a
     randomised SVD with `iterations` power steps. Raises ConfigError if the checkpoints do not match.
     """
-    choices, out = choices or ExtractOptions(), storage.fresh(out, tuned, base)
-    new, old, kind = ModelFile(tuned), ModelFile(base), storage.storage_dtype(dtype)
+    choices, problems = choices or ExtractOptions(), list[Problem]()
+    place = attempted(problems, lambda: storage.fresh(out, tuned, base))
+    kind = attempted(problems, lambda: storage.storage_dtype(dtype))
+    new, old = (attempted(problems, lambda path=path: ModelFile(path)) for path in (tuned, base))
+    if place is None or new is None or old is None or problems:
+        raise ConfigError(*problems)
     if new.family != old.family:
         raise ConfigError("{tuned} and {base} are models of different families", tuned=tuned, base=base)
     modules = [m for m in new.modules(choices.conv_rank is not None) if old.size(m) is not None]
@@ -90,8 +94,8 @@ def extract_lora(
         )
     comment = f"extracted from {Path(tuned).name} minus {Path(base).name}"
     metadata = writing.made_lora_metadata(new.family, comment, model=new.description)
-    writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), out, report=report)
-    return Extracted(out, len(adapters), num_unchanged, left_out, others)
+    writing.save_lora(writing.sized(Lora(new.family, adapters, metadata)), place, report=report)
+    return Extracted(place, len(adapters), num_unchanged, left_out, others)
 
 
 def _changed_others(new: ModelFile, old: ModelFile, modules: Iterable[Module]) -> int:

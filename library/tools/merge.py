@@ -18,7 +18,7 @@ from library.adapter_files.joining import Part, Weighted
 from library.adapter_files.models import ModelFile, WeightSlice, delta_shape
 from library.adapter_files.names import Module
 from library.adapter_files.storage import Planned, silent
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, collecting
 
 Addition = Callable[[Tensor], Tensor]  # rows of a base weight, in float32 -> the addition to them
 
@@ -42,41 +42,66 @@ def merge_into_checkpoint(
     (DoRA, OFT and others) use those of the base. The file is read and written tensor by tensor. Raises ConfigError if a
     file is of another family, or has modules that the model lacks or in other sizes.
     """
-    out, model, kind = (
-        storage.fresh(out, base, *(path for path, _ in loras)),
-        ModelFile(base),
-        storage.storage_dtype(dtype),
+    problems: list[Problem] = []
+    place = attempted(problems, lambda: storage.fresh(out, base, *(path for path, _ in loras)))
+    kind = attempted(problems, lambda: storage.storage_dtype(dtype))
+    model = attempted(problems, lambda: _model_to_write(base))
+    weighted = attempted(
+        problems, lambda: _read_loras(loras, silent if problems else report, model.family if model else "")
     )
-    weighted = _read_loras(loras, report, model.family)
-    additions_by_key: dict[str, list[tuple[WeightSlice, Addition]]] = {}
-    left_out: list[str] = []
-    merged = 0
-    for (path, _), (lora, weight) in zip(loras, weighted, strict=True):
-        if lora.family != model.family:
-            raise ConfigError(
-                "{path} is a LoRA of {family}, and {base} is of another family",
-                path=path,
-                family=_model_title(lora),
-                base=base,
-            )
-        for module, part in parts_of(lora).items():
-            if not (additions := _additions(model, module, part, weight, path)):
-                left_out.append(module.kohya)
-                continue
-            merged += 1
-            for place, addition in additions:
-                additions_by_key.setdefault(place.key, []).append((place, addition))
-    if not additions_by_key:
-        raise ConfigError(
-            "no module of the LoRA is in {base}, which holds no text encoders: nothing to merge", base=base
-        )
+    if place is None or model is None or weighted is None or problems:
+        raise ConfigError(*problems)
+    additions_by_key, merged, left_out = _additions_by_key(model, loras, weighted)
     in_8_bits = _adaptable(model) if kind == torch.float8_e4m3fn else None
     tensors = {key: model.planned(key, None if in_8_bits and key not in in_8_bits else kind) for key in model.shapes}
     for key, changes in additions_by_key.items():
         planned = tensors[key]
         tensors[key] = Planned(planned.dtype, planned.shape, partial(_add_changes, model, key, changes))
-    storage.FilePlan(tensors).write_new(out, _metadata(base, loras, out), report)
-    return Merged(out, merged, sorted(set(left_out)))
+    storage.FilePlan(tensors).write_new(place, _metadata(base, loras, place), report)
+    return Merged(place, merged, left_out)
+
+
+def _model_to_write(base: str | Path) -> ModelFile:
+    model = ModelFile(base)
+    for key in model.shapes:
+        model.dtype(key)  # raises ConfigError for one that cannot be written
+    return model
+
+
+def _additions_by_key(
+    model: ModelFile, loras: Weighted, weighted: Sequence[tuple[Lora, float]]
+) -> tuple[dict[str, list[tuple[WeightSlice, Addition]]], int, list[str]]:
+    """Return what is added to each tensor, the number of modules, and those of text encoders that the model lacks.
+    Raises ConfigError with the problem of each file that does not fit the model."""
+    additions_by_key: dict[str, list[tuple[WeightSlice, Addition]]] = {}
+    left_out: set[str] = set()
+    merged, problems = 0, list[Problem]()
+    for (path, _), (lora, weight) in zip(loras, weighted, strict=True):
+        with collecting(problems):
+            _check_family(path, lora, model.family, model.path)
+            for module, part in parts_of(lora).items():
+                additions = _additions(model, module, part, weight, path)
+                merged += bool(additions)
+                left_out |= set() if additions else {module.kohya}
+                for place, addition in additions:
+                    additions_by_key.setdefault(place.key, []).append((place, addition))
+    if problems:
+        raise ConfigError(*problems)
+    if not additions_by_key:
+        raise ConfigError(
+            "no module of the LoRA is in {base}, which holds no text encoders: nothing to merge", base=model.path
+        )
+    return additions_by_key, merged, sorted(left_out)
+
+
+def _check_family(path: str | Path, lora: Lora, family: str, other: str | Path) -> None:
+    if lora.family != family:
+        raise ConfigError(
+            "{path} is a LoRA of {family}, and {base} is of another family",
+            path=path,
+            family=_model_title(lora),
+            base=other,
+        )
 
 
 def join_loras(
@@ -95,22 +120,16 @@ def join_loras(
     singular values. Kinds that depend on weights need the model that they were `trained_on`. Raises ConfigError if the
     files are of different families or sizes.
     """
-    out = storage.fresh(out, *(path for path, _ in loras))
-    weighted = _read_loras(loras, report)
+    problems: list[Problem] = []
+    place = attempted(problems, lambda: storage.fresh(out, *(path for path, _ in loras)))
+    kind = attempted(problems, lambda: storage.storage_dtype(dtype))
+    model = attempted(problems, lambda: ModelFile(trained_on)) if trained_on is not None else None
+    weighted = attempted(problems, lambda: _read_loras(loras, silent if problems else report))
+    if place is None or weighted is None or problems:
+        raise ConfigError(*problems)
+    _check_joined(loras, weighted, model)
     family = weighted[0][0].family
-    for (path, _), (lora, _) in zip(loras, weighted, strict=True):
-        if lora.family != family:
-            raise ConfigError(
-                "{path} is a LoRA of {family}, and {other} is of another family",
-                path=path,
-                family=_model_title(lora),
-                other=loras[0][0],
-            )
-    model = ModelFile(trained_on) if trained_on is not None else None
-    _check_base(loras, weighted, model)
-    kind = storage.storage_dtype(dtype) or max(
-        (lora.dtype for lora, _ in weighted), key=lambda candidate: (candidate.itemsize, str(candidate))
-    )
+    kind = kind or max((lora.dtype for lora, _ in weighted), key=lambda candidate: (candidate.itemsize, str(candidate)))
     tables = [(parts_of(lora), weight) for lora, weight in weighted]
     modules = sorted({module for table, _ in tables for module in table})
     plain: dict[Module, AdapterFactors] = {}
@@ -126,36 +145,42 @@ def join_loras(
     comment = f"merged ({ranks.how}): {_list_weighted(loras)}"
     metadata = writing.made_lora_metadata(family, comment, [lora for lora, _ in weighted])
     metadata["modelspec.merged_from"] = ", ".join(Path(path).name for path, _ in loras)
-    writing.save_lora(writing.sized(Lora(family, plain, metadata, other_changes=changes)), out, report=report)
-    return Merged(out, len(modules))
+    writing.save_lora(writing.sized(Lora(family, plain, metadata, other_changes=changes)), place, report=report)
+    return Merged(place, len(modules))
 
 
 def parts_of(lora: Lora) -> Mapping[Module, Part]:
     return {**lora.adapters, **lora.other_changes}
 
 
-def _check_base(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
+def _check_joined(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model: ModelFile | None) -> None:
+    """Raise ConfigError with the problem of each file that cannot be joined with the first, or without a model."""
+    problems: list[Problem] = []
+    family = model.family if model else weighted[0][0].family
     for (path, _), (lora, _) in zip(loras, weighted, strict=True):
-        if model is not None and lora.family != model.family:
-            raise ConfigError(
-                "{path} is a LoRA of {family}, and {base} is of another family",
-                path=path,
-                family=_model_title(lora),
-                base=model.path,
-            )
-        bound = next((change for change in lora.other_changes.values() if change.uses_weight), None)
-        if bound is not None and model is None:
-            template = "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
-            raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
+        with collecting(problems):
+            _check_family(path, lora, family, model.path if model else loras[0][0])
+            bound = next((change for change in lora.other_changes.values() if change.uses_weight), None)
+            if bound is not None and model is None:
+                template = (
+                    "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
+                )
+                raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _read_loras(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
+    """Return all files and their weights. Raises ConfigError with the problem of each that cannot be read."""
     if not loras:
         raise ConfigError("no LoRA was given: name at least one file")
-    weighted = []
+    weighted, problems = [], list[Problem]()
     for i, (path, weight) in enumerate(loras):
         report(Message("reading"), i, len(loras))
-        weighted.append((adapters.read_lora(path, family), float(weight)))
+        with collecting(problems):
+            weighted.append((adapters.read_lora(path, family), float(weight)))
+    if problems:
+        raise ConfigError(*problems)
     return weighted
 
 

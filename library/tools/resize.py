@@ -15,7 +15,7 @@ from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.joining import Part, adapter_of, nearest_lora, weight_shape, with_bias
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Problem, Report, attempted
 
 MIN_SINGULAR_VALUE = 1e-6  # a module with a smaller largest singular value counts as zero and gets rank 1
 
@@ -110,8 +110,13 @@ def resize_lora(
     differences become the LoRA closest to their product; a DoRA keeps its magnitudes; norms and biases stay. Raises
     ConfigError for kinds that depend on the model, as they have no singular values of their own.
     """
-    out, kind = storage.fresh(out, lora), storage.storage_dtype(dtype)
-    source, plain, changes, ranks, kept_share = adapters.read_lora(lora), {}, {}, {}, 1.0
+    problems: list[Problem] = []
+    place = attempted(problems, lambda: storage.fresh(out, lora))
+    kind = attempted(problems, lambda: storage.storage_dtype(dtype))
+    source = attempted(problems, lambda: adapters.read_lora(lora))
+    if place is None or source is None or problems:
+        raise ConfigError(*problems)
+    plain, changes, ranks, kept_share = {}, {}, {}, 1.0
     parts: list[tuple[Module, Part]] = [*source.adapters.items(), *source.other_changes.items()]
     for i, (module, part) in enumerate(parts):
         report(Message("resizing"), i, len(parts))
@@ -139,8 +144,8 @@ def resize_lora(
     if any(after < before for before, after in ranks.values()):
         comment = f"{_resize_comment(choices, max(old for old, _ in ranks.values()))}; {comment}"
     result.metadata["ss_training_comment"] = comment
-    writing.save_lora(result, out, report=report)
-    return Resized(out, ranks, kept_share)
+    writing.save_lora(result, place, report=report)
+    return Resized(place, ranks, kept_share)
 
 
 def _cut_other(

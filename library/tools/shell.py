@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Message, counted
+from library.config.problems import ConfigError, Message, Problem, attempted, counted
 from library.config.strengths import WEIGHT_FILES, is_number
 from library.jobs.work import join_work, progress_line
 
@@ -39,7 +39,10 @@ def merge(arguments: argparse.Namespace) -> int:
     """Merge LoRAs into a checkpoint, or into one LoRA."""
     from library.tools import merge as tool
 
-    loras = [_weighted(text) for text in arguments.loras]
+    problems: list[Problem] = []
+    loras = [*filter(None, [attempted(problems, lambda text=text: _weighted(text)) for text in arguments.loras])]
+    if problems:
+        raise ConfigError(*problems)
     if arguments.base:
         if arguments.rank or arguments.conv_rank or arguments.trained_on:
             raise ConfigError(

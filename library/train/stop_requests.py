@@ -30,6 +30,7 @@ REPEAT_SECONDS = 1.0  # seconds within which signals are one request: a terminal
 MAX_READ_SHARE = 0.01  # maximum share of time for reading requests from the disk, which may be a slow network share
 FIRST = "Stopping after this step, then saving a file and a state. Ctrl+C once more ends the step early, and saves."
 SECOND = "Ending this step early, then saving. Ctrl+C once more kills the training: what is not saved by then is lost."
+NO_STEP = "Stopping. No step is done yet, so there is nothing to save."
 TORCHRUN = " If Ctrl+C has reached torchrun as well, it kills the training in 30 s, saved or not."
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "accelerate.commands.launch", "torch.distributed.run")
 
@@ -240,7 +241,8 @@ class ControlRequests:
         self._note(STOP_WAYS[self._signals])
         if self._deferring and self._record and not self._ending:
             torchrun_warning = TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
-            self._record.say(SECOND if self._signals == 2 else FIRST + torchrun_warning)
+            second = SECOND if self._has_stepped else NO_STEP
+            self._record.say(second if self._signals == 2 else FIRST + torchrun_warning)
         if self._signals == 2:
             self._break_off()
 

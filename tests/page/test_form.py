@@ -73,6 +73,13 @@ def sent(family, **values):
 STARTS = {tab.id: start_preset.starts(tab.id, tab.configs) for tab in TABS}
 
 
+@pytest.mark.parametrize("tab", TABS, ids=lambda tab: tab.id)
+def test_options_that_every_training_of_a_tab_refuses_are_not_shown(tab):
+    for field in FORMS[tab.id].fields:
+        hidden = {family for family in field.families if field.option.name in tab.configs[family].unfit}
+        assert hidden <= {*field.ineffective}, field.option.name
+
+
 @pytest.mark.parametrize(("tab", "family"), CASES)
 def test_an_untouched_form_is_exactly_its_start_preset_and_without_one_exactly_the_defaults(tab, family):
     """How page.js applies a start is tested in test_starting.py; here, how the server parses the fields."""

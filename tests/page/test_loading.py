@@ -68,15 +68,15 @@ def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(vis
     visitor = filled(visit(), "/elsewhere", network_dim="8", train_batch_size="3")
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.click("Load config")
-    visitor.until("Loaded wrong.toml for SDXL").until("4 problems to fix")
+    visitor.until("Loaded wrong.toml for SDXL").until("5 problems to fix")
     held = visitor.held()["values"]
     assert (held["seed"], held["full_bf16"], held["train_batch_size"]) == ("7", True, "1")
     assert "Steps: must be a whole number, got 'many'" in visitor.said()
     visitor.page.get_by_role("button", name="Fix Rank = 24").click()
-    visitor.until("3 problems to fix")
+    visitor.until("4 problems to fix")
     assert visitor.held()["values"]["network_dim"] == "24"
     visitor.page.get_by_role("button", name=re.compile("^Fix Mixed precision")).click()
-    visitor.until("2 problems to fix")
+    visitor.until("3 problems to fix")
     visitor.click("Check")
     visitor.until("Full bf16" if visitor.held()["values"]["mixed_precision"] == "no" else "Image folder")
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))

@@ -58,6 +58,15 @@ def test_what_is_there_and_what_is_offered(api, tmp_path):
     assert listing["labels"]["t5xxl"] == "T5-XXL" and not (tmp_path / "root" / "kohya").exists()
 
 
+def test_models_of_one_name_are_told_apart_by_their_folders(api, tmp_path):
+    family = next(iter(SHAPES))
+    for place in ("old", "new"):
+        sparse(tmp_path / "root" / "models" / place / "m.safetensors", SHAPES[family][finding.MODEL_OPTION])
+    sparse(tmp_path / "root" / "models" / "old" / "n.safetensors", SHAPES[family][finding.MODEL_OPTION])
+    bases = api.look(ApiRequest({"tab": "lora", "family": family, "folder": "", "named": ""}))["bases"]
+    assert {base["name"] for base in bases} == {"old/m.safetensors", "new/m.safetensors", "n.safetensors"}
+
+
 def required(family):
     """The parts that a family requires."""
     lacking = {problem.option for problem in find_missing(build_config(TABS[0].configs[family], {}))}

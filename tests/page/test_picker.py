@@ -40,6 +40,14 @@ def test_folders_come_first_and_numbers_count(root):
     assert listed(root)["up"] == "" and listed(root)["places"][0]["path"] == str(root)
 
 
+def test_places_of_one_name_are_told_apart(tmp_path):
+    roots = [tmp_path / "a" / "models", tmp_path / "b" / "models", tmp_path / "pictures"]
+    for root in roots:
+        root.mkdir(parents=True)
+    listing = Picker(roots).list(ApiRequest({"folder": "", "filter": "", "kind": "file", "endings": ""}))
+    assert [place["name"] for place in listing["places"]] == ["a/models", "b/models", "pictures"]
+
+
 def test_of_a_path_that_is_not_there_the_nearest_folder_is_shown(root):
     for text in (root / "models" / "b9.safetensors", root / "models" / "not" / "yet.toml"):
         assert listed(root, folder=str(text))["folder"] == str(root / "models")

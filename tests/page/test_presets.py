@@ -7,8 +7,12 @@ import re
 import pytest
 
 from kohya_gui.form import loading, presets, start_preset
+from kohya_gui.form.api import FormApi
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.form.text_editor import TextEditor
+from kohya_gui.server.json_api import ApiRequest
 from library import importers
 from library.config.building import build_config
 from library.config.formats import read_toml
@@ -102,6 +106,40 @@ def test_a_file_with_mistakes_is_loaded_and_all_of_them_are_named(tmp_path):
 def loaded(path, tab=TABS[0]):
     form = SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)
     return loading.load_into_form(form, path, Submission(next(iter(tab.configs)), {}, {}), [path.parent])
+
+
+WRONG_PATHS = ("pretrained_model_name_or_path", "train_data_dir", "reg_data_dir", "vae", "output_dir")
+WRONG_FILES = {
+    ".json": lambda facts: json.dumps({"LoRA_type": "Standard", "sdxl": True, **facts}),
+    ".toml": lambda facts: "\n".join(f"{name} = {json.dumps(value)}" for name, value in facts.items()),
+}
+WAYS_TO_LOAD = {
+    "path": lambda tab, path, sent: tab.on_load(sent, str(path)),
+    "drop": lambda tab, path, sent: tab.on_upload(sent, path.name, path.read_text(encoding="utf-8")),
+    "text": lambda tab, path, sent: TextEditor({tab.tab.id: tab}, tab.roots).take(
+        ApiRequest({"tab": tab.tab.id, "sent": sent, "text": path.read_text(encoding="utf-8")})
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LOAD)
+@pytest.mark.parametrize("suffix", WRONG_FILES)
+def test_a_message_about_a_file_counts_all_that_the_form_shows_in_red(tmp_path, suffix, way):
+    if way == "text" and suffix != ".toml":
+        pytest.skip("the text of a form is TOML")
+    facts = {name: "/nowhere/x.safetensors" for name in WRONG_PATHS} | {"caption_dropout_rate": 3, "network_dim": 16}
+    path = tmp_path / f"wrong{suffix}"
+    path.write_text(WRONG_FILES[suffix](facts), encoding="utf-8")
+    tab, sent = TrainingTab(TABS[0], [tmp_path]), json.dumps({"family": "sdxl", "values": {}, "launch": {}})
+    answer = WAYS_TO_LOAD[way](tab, path, sent)
+    filled = json.loads(answer["fill"])
+    form = json.dumps({"family": filled["family"], "values": filled["values"], "launch": filled["launch"]})
+    api = FormApi({"lora": tab.form}, {"lora": "lora"}, tab.roots)
+    red = set(api.judge(ApiRequest({"tab": "lora", "sent": form, "typing": ""}))["wrong"])
+    assert red >= {f"lora-{name}" for name in WRONG_PATHS} - {"lora-vae"}
+    message = html.unescape(answer["message"])
+    assert red <= set(re.findall(r'data-field="([\w-]+)"', message))
+    assert f"{len(red) + 1} problems to fix" in message  # and the share that is no share
 
 
 def test_files_whose_tables_share_keys_are_loaded(tmp_path):

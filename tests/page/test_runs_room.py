@@ -138,6 +138,55 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     assert keys.stored_webhook() == "https://example.invalid/key"
 
 
+def test_two_runs_of_one_name_are_told_apart_in_the_table_and_in_charts(visit, tmp_path):
+    folders = [recorded(tmp_path, name, 1e-4, output_name="cat") for name in ("one", "two")]
+    ends = [folder.name[-20:] for folder in folders]
+    page = visit().page
+    page.get_by_role("tab", name="Runs", exact=True).click()
+    table = page.locator(".runs-table tbody")
+    for end in ends:
+        table.get_by_text(end).wait_for()
+    for box in table.get_by_label("Choose cat", exact=True).all():
+        box.check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    for end in ends:
+        page.locator('[data-chart="loss"] .values', has_text=f"cat ({end})").wait_for()
+        page.locator(".run-samples", has_text=f"cat ({end})").wait_for()
+
+
+def test_buttons_say_how_many_more_they_show(visit, tmp_path):
+    """At first some settings that differ are shown, and of 26 steps with samples 24."""
+    noise = {f"metadata_{name}": "x" for name in ("author", "title", "description", "license", "tags")}
+    config = {
+        "metadata": noise,
+        "save": {"output_name": "x", "output_dir": "x", "training_comment": "x"},
+        "optim": {"learning_rate": 3e-4, "max_grad_norm": 0.5},
+        "steps": {"seed": 7, "max_train_steps": 9, "gradient_accumulation_steps": 2},
+        "network": {"network_dim": 3, "network_alpha": 2.0},
+        "data": {"train_batch_size": 2},
+    }
+    recorded(tmp_path, "one", 1e-4)
+    folder = recorded(tmp_path, "two", 3e-4, config=config)
+    with (folder / layout.PROGRESS).open("a", encoding="utf-8") as events:
+        for step in range(1, 24):  # beside 0, 30 and 60
+            sample = {"kind": "sample", "t": 200.0, "step": step, "number": 0, "prompt": "a <b>cat</b>"}
+            sample["file"] = str(tmp_path / "two" / "two-0-0.png")
+            events.write(json.dumps(sample) + "\n")
+    visitor = visit()
+    page = visitor.page
+    page.get_by_role("tab", name="Runs", exact=True).click()
+    for name in ("one", "two"):
+        page.get_by_label(f"Choose {name}", exact=True).check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    settings = page.locator(".run-settings")
+    settings.locator("tbody tr").nth(14).wait_for(state="attached")
+    hidden = settings.locator("tbody tr[hidden]").count()
+    settings.get_by_role("button", name=f"Show {hidden} more setting", exact=hidden == 1).click()
+    assert settings.locator("tbody tr[hidden]").count() == 0
+    page.get_by_role("button", name="Show 3 more pictures", exact=True).click()
+    page.locator(".run-samples thead th").nth(26).wait_for()
+
+
 def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     first = recorded(tmp_path, "first", 1e-4, started=time.time() - 900)

@@ -1,5 +1,6 @@
 """What is lost by stopping a run, what is asked before, and when a run may be killed."""
 
+import html
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.api.building import build_api
 from kohya_gui.panel import actions
+from kohya_gui.panel import html as panel
 from library.config.problems import ConfigError
 from library.runs import layout, process, reader, stop
 from library.runs.record import Record
@@ -68,8 +70,35 @@ def test_an_hour_of_loading_and_caching_is_asked_about(record, press):
     run = aged(record, HOUR)
     assert stop.lost_now(run)[0] == "start" and stop.lost_now(run)[1] == pytest.approx(HOUR, rel=0.01)
     assert "60 min of loading" in press("now") and not layout.stop_asked(record.folder)
-    assert press("after_step") == stop.ANSWERS["after_step"]
-    assert press("now", sure=True) == stop.ANSWERS["now"] and layout.stop_asked(record.folder) == "now"
+    press("after_step")
+    press("now", sure=True)
+    assert layout.stop_asked(record.folder) == "now"
+
+
+@pytest.mark.parametrize("how", ["after_step", "now", "sample", "save"])
+def test_before_the_first_step_nothing_is_said_to_be_learned_or_finished(record, page, press, how):
+    def answer():
+        if how in layout.STOPS:
+            return press(how)
+        return page.post(f"/api/v1/runs/{record.id}/{how}", json={}).json()["said"]
+
+    record.phase("caching latents", 3, 12)
+    said = answer()
+    assert "learned" not in said and "this step" not in said
+    run = reader.run_at(record.folder)
+    if how in layout.STOPS:
+        assert "Caches on disk stay" in said or "caches on disk stay" in said
+        shown = panel.run_head_html(run, reader.progress(run.folder).update(), time.time())
+        assert said in html.unescape(actions.buttons(run, [run])) and "saves" not in shown and "this step" not in shown
+    record.step({"step": 1, "loss": 0.1})
+    assert answer() == stop.ANSWERS[how]
+
+
+def test_a_kill_before_the_first_step_loses_nothing_learned(record, press):
+    record.phase("caching latents", 3, 12)
+    stop.request(record.id, "now")
+    aged(record, stop.HANG_TIMEOUT + 5)
+    assert press("kill").startswith("No step is done yet, so nothing that it has learned is lost")
 
 
 def test_a_step_that_is_finished_anyway_is_not_asked_about(record, press):

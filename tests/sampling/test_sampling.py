@@ -220,6 +220,14 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
     assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
 
 
+def test_columns_of_files_of_one_name_are_told_apart_by_their_folders():
+    files = [Path("/runs/old/cat.safetensors"), Path("/runs/new/cat.safetensors"), Path("/runs/new/dog.safetensors")]
+    columns = plan.plan_columns("files", [(file, 1.0) for file in files])
+    assert [column.title for column in columns] == ["old/cat", "new/cat", "dog"]
+    (column,) = plan.plan_columns("together", [(file, 0.5) for file in files[:2]])
+    assert column.title == "old/cat × 0.5, new/cat × 0.5"
+
+
 @pytest.mark.parametrize("asked", ["--lora=a.safetensors=nan", "--lora=a.safetensors=-inf", "--strengths=1,nan"])
 def test_a_strength_that_is_no_number_is_refused_before_anything_is_read(asked, tmp_path):
     with pytest.raises(ConfigError, match=r"numbers from -10 to 10, not (nan|-inf)"):
@@ -264,6 +272,32 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
         assert main(["sample", config, *prompts, *words]) == 1
         assert says in capsys.readouterr().err
     assert main(["sample", str(tmp_path / "none.safetensors"), "--prompt", "a"]) == 1
+
+
+WRONG_FILES = {
+    "a LoRA that does not exist": lambda folder: ["--lora", str(folder / "gone.safetensors")],
+    "a LoRA that is damaged": lambda folder: ["--lora", str(folder / "text.safetensors")],
+    "an image that does not exist": lambda folder: ["--prompt", f"a cat --ci {folder / 'gone.png'}"],
+    "a folder that cannot be made": lambda folder: ["--out", str(folder / "text.safetensors" / "out")],
+    "a text encoder that does not exist": lambda folder: ["--set", f"text_encoder={folder / 'gone.safetensors'}"],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FILES)
+def test_files_are_checked_before_the_wait_for_a_gpu_and_ask_for_none(given, shallow, tmp_path, monkeypatch, wrong):  # noqa: F811
+    given(SCRIPTS[0])
+    (tmp_path / "text.safetensors").write_text("no header")
+
+    def fail(*_):
+        raise AssertionError("asked for a GPU")
+
+    monkeypatch.setattr(shell, "free_devices", fail)
+    for name in ("is_available", "device_count", "_lazy_init", "get_device_capability"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    config = str(shallow.configs["flux_2_train_network"])
+    words = ["--prompt=a cat", f"--out={tmp_path / 'out'}", *WRONG_FILES[wrong](tmp_path)]
+    with pytest.raises(ConfigError, match=r"gone|text\.safetensors"):
+        shell.main([config, *words], script_of_toml)
 
 
 def test_it_waits_until_no_training_has_the_device(given, monkeypatch, tmp_path):

@@ -166,6 +166,21 @@ def test_resized_where_there_are_ranks(kind, file, tmp_path):
                 assert bias is None or torch.equal(bias, reduced)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in EVERY if "DoRA" in kind])
+def test_whatever_refuses_a_dora_says_that_it_is_one(kind, file, tmp_path):
+    """Joined, renamed for diffusers, resized and checked."""
+    out, title = tmp_path / "r.safetensors", "DoRA" if kind.startswith("DoRA") else f"{kind[:4]} with DoRA"
+    refused = [
+        lambda: merge.join_loras([(file, 1.0)], out),
+        lambda: convert_lora(file, out, to="diffusers"),
+        *[lambda: resize.resize_lora(file, out, choices=resize.ResizeOptions(2, 1))] * (not EVERY[kind][1]),
+    ]
+    for refuse in refused:
+        with pytest.raises(ConfigError, match=f"is {title},"):
+            refuse()
+    assert {row.kind for row in verify_lora(file).modules} == {title}
+
+
 def near(actual, wanted):
     for first, other in zip(actual, wanted, strict=True):
         torch.testing.assert_close(first, other, **NEAR)

@@ -110,8 +110,7 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         findings = verify_lora(path, model)
         assert not findings.ok and any(match in str(text) for text in findings.problems), (path, findings.problems)
         assert all(isinstance(text, Message) for text in findings.problems)
-    with pytest.raises(ConfigError, match="is a LoRA file"):
-        verify_lora(file, file)
+    assert any("is a LoRA file" in str(text) for text in verify_lora(file, file).problems)
 
 
 def made(path, layers, metadata=None, end="lora_{side}.weight"):

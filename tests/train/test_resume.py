@@ -11,7 +11,7 @@ from library.config.problems import ConfigError
 from library.outputs import paths
 from library.runs import reader
 from library.train import stop_requests
-from library.train.saving import resume_state, state_files
+from library.train.saving import deciding_options, resume_state, state_files
 from library.train.step_log import StepLog
 from tests.training import cached, config_of, listing, pictures, short_captions, train  # noqa: F401
 
@@ -240,6 +240,27 @@ def test_what_prevents_an_exact_resume_is_told(run, after_four, change, words):
     assert all(word in "\n".join(warnings) for word in words), warnings
     assert part.facts["state"] == "finished"
     assert [event["step"] for event in part.events("step")] == [5, 6]
+
+
+INDUCTOR = {"compile": True, "compile_mode": "default", "compile_backend": "inductor", "compile_scope": "blocks"}
+COMPILED_OTHERWISE = [
+    ({"compile_mode": "max-autotune"}, "compile_mode was default and is max-autotune"),
+    ({"compile_mode": "reduce-overhead"}, ""),  # the same kernels, replayed
+    ({"compile_backend": "aot_eager"}, "compile_backend was inductor and is aot_eager"),
+    ({"compile_scope": "model"}, "compile_scope was blocks and is model"),
+    ({"compile_blocks": "double:all"}, "compile_blocks was not set and is double:all"),
+    ({"compile": False, "compile_mode": "max-autotune"}, "compile was true and is false"),
+    ({"blocks_to_swap": 1}, ""),  # bit for bit the same: tests/memory/test_swapping_learning.py
+]
+
+
+@pytest.mark.parametrize(("change", "words"), COMPILED_OTHERWISE, ids=str)
+def test_kernels_of_another_kind_keep_a_resume_from_being_exact(demo, change, words):
+    saved, now = (
+        deciding_options.deciding_options(config_of(demo, "flux_train_network", **values), 4)
+        for values in (INDUCTOR, {**INDUCTOR, **change})
+    )
+    assert "; ".join(map(str, deciding_options.inexact_differences(saved, now))) == words
 
 
 def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, demo, ten, after_four, tmp_path):

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import types
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from library.config import environment
 from library.config.formats import to_toml
 from library.distributed.world import World
 from library.runs import reader
+from library.train import stop_requests
 from library.train.journal import Journal
 from library.train.saving import resume_check, state_files
 from library.train.stop_requests import ControlRequests, Stopped
@@ -196,6 +198,19 @@ def test_a_third_signal_ends_it_even_if_it_hangs_and_the_second_says_so():
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.communicate(120)[0].endswith("\nstopped\n") and process.returncode == 128 + signal.SIGINT
+
+
+def test_a_second_signal_before_the_first_step_promises_no_save(monkeypatch):
+    said = []
+    record = types.SimpleNamespace(say=said.append)
+    requests = stop_requests.ControlRequests(record)
+    monkeypatch.setattr(requests, "check", lambda: None)
+    monkeypatch.setattr(requests, "_break_off", lambda: None)
+    monkeypatch.setattr(stop_requests, "REPEAT_SECONDS", -1.0)
+    requests.defer_signals()
+    for _ in range(2):
+        requests._handle_signal(signal.SIGINT)
+    assert said[0].startswith("Stopping after this step") and "nothing to save" in said[1]
 
 
 def test_a_second_signal_waits_for_a_save():

@@ -21,6 +21,7 @@ from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave
 from library.config.sections.runs import AdapterRun, ControlRun, EmbeddingRun, FullRun
 from library.config.sections.sampling import NO_GUIDANCE, Sampling
 from library.config.sections.transformers import (
+    NO_ENCODER,
     ModulatedMemory,
     ReferenceAdapterData,
     ReferenceData,

@@ -42,6 +42,8 @@ ADAPTERS_ONLY = dict.fromkeys(("preserve_prompt", "preserve_weight"), _ONLY_ADAP
 class BaseRun(RunConfig):
     """The sections of every training."""
 
+    unfit: ClassVar[frozenset[str]] = frozenset({"v2"})
+
     model: Model = define_section(Model)
     data: Data = define_section(Data)
     captions: Captions = define_section(Captions)
@@ -65,6 +67,7 @@ class BaseRun(RunConfig):
 class AdapterRun(BaseRun):
     """A training of adapters beside a frozen model."""
 
+    unfit: ClassVar[frozenset[str]] = frozenset({"fsdp"})
     kind: ClassVar[str] = "lora"
     recognised_by_option: ClassVar[str] = "network_"
     adapters: ClassVar[bool] = True
@@ -90,6 +93,7 @@ class AdapterRun(BaseRun):
 class FullRun(BaseRun):
     """A training of the model itself."""
 
+    unfit: ClassVar[frozenset[str]] = frozenset({"offload_modulation"})
     kind: ClassVar[str] = "finetune"
     adapters: ClassVar[bool] = False
     usual_rate: ClassVar[str] = "1e-5"
@@ -107,6 +111,9 @@ class FullRun(BaseRun):
 class EmbeddingRun(BaseRun):
     """A training of vectors of new words (textual inversion) beside a frozen model."""
 
+    unfit: ClassVar[frozenset[str]] = frozenset(
+        {"fsdp", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"}
+    )
     kind: ClassVar[str] = "textual-inversion"
     recognised_by_option: ClassVar[str] = "token_string"
     adapters: ClassVar[bool] = True
@@ -129,6 +136,7 @@ class EmbeddingRun(BaseRun):
 class ControlRun(BaseRun):
     """A training of small networks that follow a control image (ControlNet-LLLite) beside a frozen model."""
 
+    unfit: ClassVar[frozenset[str]] = frozenset({"fsdp", "masked_loss"})
     kind: ClassVar[str] = "lllite"
     recognised_by_option: ClassVar[str] = "cond_emb_dim"
     adapters: ClassVar[bool] = True

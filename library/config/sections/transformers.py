@@ -160,6 +160,9 @@ class TransformerRun:
     loss: FlowLoss = define_section(FlowLoss)
 
 
+NO_ENCODER = frozenset({"network_train_text_encoder_only"})  # `unfit` where no text encoder learns
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformerLora(TransformerRun, AdapterRun):
     """Adapters in the transformer."""

@@ -138,6 +138,7 @@ class Flux2Run:
 class Flux2Lora(Flux2Run, sections.TransformerLora):
     """LoRA and other adapters for FLUX.2."""
 
+    unfit: ClassVar[frozenset[str]] = sections.NO_ENCODER
     script: ClassVar[str] = "flux_2_train_network"
     title: ClassVar[str] = "FLUX.2 LoRA"
 

@@ -119,6 +119,7 @@ class Flux3Run:
 class Flux3Lora(Flux3Run, sections.TransformerLora):
     """LoRA and other adapters for FLUX.3."""
 
+    unfit: ClassVar[frozenset[str]] = sections.NO_ENCODER
     script: ClassVar[str] = "flux_3_train_network"
     title: ClassVar[str] = "FLUX.3 LoRA"
 

@@ -112,6 +112,7 @@ class Krea2Run:
 class Krea2Lora(Krea2Run, sections.TransformerLora):
     """LoRA and other adapters for Krea 2."""
 
+    unfit: ClassVar[frozenset[str]] = sections.NO_ENCODER
     script: ClassVar[str] = "krea_2_train_network"
     title: ClassVar[str] = "Krea 2 LoRA"
 

@@ -196,6 +196,7 @@ class QwenRun:
 class QwenLora(QwenRun, sections.TransformerLora):
     """LoRA and other adapters for Qwen-Image."""
 
+    unfit: ClassVar[frozenset[str]] = sections.NO_ENCODER
     script: ClassVar[str] = "qwen_image_train_network"
     title: ClassVar[str] = "Qwen-Image LoRA"
 

@@ -124,6 +124,7 @@ class Qwen21Run:
 class Qwen21Lora(Qwen21Run, sections.TransformerLora):
     """LoRA and other adapters for Qwen-Image-2.1."""
 
+    unfit: ClassVar[frozenset[str]] = sections.NO_ENCODER
     script: ClassVar[str] = "qwen_image_21_train_network"
     title: ClassVar[str] = "Qwen-Image-2.1 LoRA"
 

@@ -222,7 +222,8 @@ def stored_oddly(path: Path, entries: Entries, scaled: bool = False) -> Message 
             "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
             path=path,
         )
-    if problem := unreadable_scales(path, entries):
+    # Where no scales are read, those that are damaged or missing make no difference.
+    if scaled and (problem := unreadable_scales(path, entries)):
         return problem
     is_readable = scaled and all(entries[m]["dtype"] in SCALE_TYPES for m in marks if m.endswith(SCALES))
     if marks and not is_readable:

@@ -104,6 +104,7 @@ class ZImageRun:
 class ZImageLora(ZImageRun, sections.TransformerLora):
     """LoRA and other adapters for Z-Image."""
 
+    unfit: ClassVar[frozenset[str]] = sections.NO_ENCODER
     script: ClassVar[str] = "zimage_train_network"
     title: ClassVar[str] = "Z-Image LoRA"
 

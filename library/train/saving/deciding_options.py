@@ -14,9 +14,14 @@ from library.config.schema import options_of
 
 # Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
+# Options that decide the kernels of compiled blocks, which round in their own way. Where weights wait, as with
+# blocks_to_swap, changes no number.
+KERNEL_OPTIONS = ("compile_backend", "compile_mode", "compile_scope", "compile_blocks")
+WITH_GRAPHS = {"reduce-overhead": "default", "max-autotune-no-cudagraphs": "max-autotune"}  # modes of equal kernels
 # Options of these sections that do change rounding or random draws.
 ROUNDING_OPTIONS = (
     "compile",
+    *KERNEL_OPTIONS,
     "compile_from_step",
     "cuda_allow_tf32",
     "attention_kernel",
@@ -86,6 +91,11 @@ def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[Messag
     unimportant = {on_disk for on_disk, _ in ENCODED_ONCE.values()}
     # Files that both runs read were encoded once.
     unimportant |= {batch for on_disk, batch in ENCODED_ONCE.values() if saved.get(on_disk) and now.get(on_disk)}
+    if not (saved.get("compile") and now.get("compile")):
+        unimportant |= {*KERNEL_OPTIONS}
+    modes = [str(settings.get("compile_mode")) for settings in (saved, now)]
+    before, after = (WITH_GRAPHS.get(mode, mode) for mode in modes)
+    unimportant |= {"compile_mode"} if before == after else set()
     names = [name for name in MEASURED if name in now and name not in unimportant]
     return compare_settings(saved, {name: now[name] for name in names})
 

@@ -20,6 +20,7 @@ from library.train.saving.deciding_options import (
     compare_settings,
     deciding_options,
 )
+from library.train.saving.state_contents import fitting
 from library.train.saving.state_files import (
     OPTIMIZER,
     SCHEDULER,
@@ -209,8 +210,9 @@ def saved_groups(folder: Path) -> dict[str, int]:
     """Return the number of parameters in each group of the saved optimizer by name, {} if it has none. Reads no tensor
     data."""
     saved = read_values(folder / OPTIMIZER, "meta")
-    bundles = saved.get("bundles", [saved]) if isinstance(saved, dict) else []
-    return group_sizes([group for bundle in bundles for group in bundle.get("param_groups", ())])
+    with fitting(folder / OPTIMIZER):
+        bundles = saved.get("bundles", [saved])
+        return group_sizes([group for bundle in bundles for group in bundle.get("param_groups", ())])
 
 
 def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:

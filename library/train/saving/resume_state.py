@@ -3,13 +3,15 @@
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
 from library.config.run_config import RunConfig
 from library.data.held_out import IN_STATE
-from library.optim import resuming
+from library.optim import resuming, trial
+from library.optim.classes import chosen_optimizer, optimizer_arguments
+from library.optim.saved_form import stepped_weights, wrong_form, wrong_moment
 from library.train.choices import Choices
 from library.train.saving.deciding_options import (
     compare_settings,
@@ -19,6 +21,7 @@ from library.train.saving.deciding_options import (
     is_rescheduled,
 )
 from library.train.saving.resume_check import finished
+from library.train.saving.state_contents import fitting, state_refusal
 from library.train.saving.state_files import (
     AVERAGE,
     OPTIMIZER,
@@ -81,38 +84,60 @@ def resume_training(folder: Path, training: "Training") -> None:
     facts = read_progress(folder)
     if not config.steps.moved and (why := finished(folder, facts, clock.total, config)):
         raise ConfigError(why)
-    training.method.restore(read_tensors(folder / WEIGHTS))
-    training.method.take_alphas(facts.get(ALPHAS, {}))
+    with fitting(folder / WEIGHTS):
+        training.method.restore(read_tensors(folder / WEIGHTS))
+        training.method.take_alphas(facts.get(ALPHAS, {}))
     _take_over_optimizer(folder, facts, training)
     if updates.average and (folder / AVERAGE).is_file():
-        updates.average.load_state_dict(read_tensors(folder / AVERAGE))
+        with fitting(folder / AVERAGE):
+            updates.average.load_state_dict(read_tensors(folder / AVERAGE))
     elif updates.average:
         updates.average.start()
         training.journal.warn(Message("resume: the state has no averaged weights; the average starts again"))
     if world.scaler:
-        world.scaler.load_state_dict(read_values(folder / SCALER, world.device))
+        with fitting(folder / SCALER):
+            world.scaler.load_state_dict(
+                _of_same_form(folder / SCALER, world.scaler.state_dict(), read_values(folder / SCALER, world.device))
+            )
     _warn_of_differences(facts, training, training.batches.load_state_dict(facts["batches"]))
     training.generators.seed = facts["seed"]
     _move_clock(facts, training)
     # Last, so that nothing above draws from the restored generators.
     if (folder / randomness(world.rank)).is_file():
-        rng.set_rng_state(read_values(folder / randomness(world.rank), "cpu"), world.device)
+        with fitting(folder / randomness(world.rank)):
+            rng.set_rng_state(read_values(folder / randomness(world.rank), "cpu"), world.device)
     training.journal.say(f"Resumed {folder} after step {clock.step}.")
 
 
 def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training") -> None:
     """Load optimizer and schedule; rates and arguments that the config has changed apply."""
-    config, options = training.config, facts.get("settings", {})
+    config, options, updates = training.config, facts.get("settings", {}), training.updates
     in_shards = training.method.shards is not None  # then each process reads its own rows only
     stored = read_values(folder / OPTIMIZER, "cpu" if in_shards else training.world.device, mapped=in_shards)
     rescheduled = is_rescheduled(options, deciding_options(config, training.clock.total))
-    saved = resuming.Saved(stored, read_values(folder / SCHEDULER, "cpu"), facts.get("groups"), options, rescheduled)
+    now = {"last_epoch": 0} if rescheduled else updates.schedule.state_dict()
+    schedule = _of_same_form(folder / SCHEDULER, now, read_values(folder / SCHEDULER, "cpu"))
+    saved = resuming.Saved(stored, schedule, facts.get("groups"), options, rescheduled)
     try:
-        training.updates.resume(saved, config)
+        if wrong := resuming.wrong_group(updates.raw_optimizer, stored):
+            raise state_refusal(folder / OPTIMIZER, wrong)
+        updates.resume(saved, config)
     except ConfigError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e:  # other groups, or other memory
-        raise ConfigError(OTHER_OPTIMIZER) from e
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError) as e:
+        raise ConfigError(OTHER_OPTIMIZER) from e  # other groups, or other memory
+    if in_shards:
+        return
+    kept = trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config))
+    if wrong := wrong_moment(stepped_weights(updates.raw_optimizer), kept, trial.WEIGHT_SIZES):
+        raise state_refusal(folder / OPTIMIZER, wrong)
+
+
+def _of_same_form(path: Path, now: JsonMapping, saved: Any) -> Any:
+    """Return saved values of the form of those that they replace; raises ConfigError for others."""
+    if place := wrong_form(now, saved):
+        raise state_refusal(path, place)
+    return saved
 
 
 def _move_clock(facts: JsonMapping, training: "Training") -> None:

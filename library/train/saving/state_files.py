@@ -27,6 +27,7 @@ from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, join_messages
 from library.files import STATE_FACTS, need_space, write_folder_atomic
+from library.train.saving.state_contents import state_refusal, wrong_facts
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
@@ -248,18 +249,21 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def read_progress(folder: Path) -> JsonObject:
-    """Return where the run stood: current_step, current_epoch, seed and more. Raises ConfigError for foreign states."""
-    try:
-        facts = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
-        if facts["version"] == VERSION:
-            return facts
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise ConfigError(
-        Problem(
-            "resume",
-            ": {folder} was not written by this trainer, and cannot be resumed exactly; start "
-            "from its weights instead (network_weights for a LoRA)",
-            folder=folder,
+    """Return where the run stood: current_step, current_epoch, seed and more. Raises ConfigError for foreign states,
+    and for facts of another form than this trainer writes."""
+    facts: JsonObject = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        read = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
+        facts = read if isinstance(read, dict) else {}
+    if facts.get("version") != VERSION:
+        raise ConfigError(
+            Problem(
+                "resume",
+                ": {folder} was not written by this trainer, and cannot be resumed exactly; start "
+                "from its weights instead (network_weights for a LoRA)",
+                folder=folder,
+            )
         )
-    )
+    if wrong := wrong_facts(facts):
+        raise state_refusal(folder / STATE_FACTS, ", ".join(wrong))
+    return facts
