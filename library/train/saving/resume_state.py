@@ -126,9 +126,11 @@ def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training")
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError) as e:
         raise ConfigError(OTHER_OPTIMIZER) from e  # other groups, or other memory
-    if in_shards:
+    spec = chosen_optimizer(config)
+    # What other packages keep for a weight may depend on its size, and a state of theirs is never refused for that.
+    if in_shards or spec.module != "torch.optim":
         return
-    kept = trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config))
+    kept = trial.optimizer_state_shapes(spec, optimizer_arguments(config))
     if wrong := wrong_moment(stepped_weights(updates.raw_optimizer), kept, trial.WEIGHT_SIZES):
         raise state_refusal(folder / OPTIMIZER, wrong)
 
