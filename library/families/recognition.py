@@ -17,7 +17,8 @@ from library.families.shared.folder_checkpoints import checkpoints, version
 from library.families.shared.known_files import SHARED, UNKNOWN, UNTRAINED
 
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
-ADAPTER_PATTERN = re.compile(r"lora_(down|up|A|B)|\.hada_w1|\.lokr_w")
+# Tensors that only adapters have, of any kind. iA3 and GLoRA have others that are named as weights of a model.
+ADAPTER_PATTERN = re.compile(r"lora_(down|up|A|B)|\.(hada_|lokr_|oft_|on_input$|diff(_b)?$)|\.[ab][12]\.weight$")
 
 
 def family_and_description(shapes: Shapes) -> tuple[FamilyFacts | None, str]:
