@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
-
 from library import families
 from library.check.estimate import MemoryEstimate, operations
 from library.check.preview_memory import complete_prompts
@@ -13,10 +11,11 @@ from library.config.environment import process_count
 from library.config.problems import ConfigError, Message, counted, ngettext
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet, summarise_images
-from library.families.base import ModelComponents, SampleRequest
+from library.families.base import SampleRequest
 from library.families.shared.sampler import Sampler
 from library.measuring.model_stats import model_stats
 from library.measuring.operations import forward_operations
+from library.sampling.prompt_use import idle_sampler
 from library.sampling.prompts import Prompt
 from library.train.step.clock import Clock
 
@@ -72,7 +71,7 @@ def preview_time(config: RunConfig, clock: Clock, size: tuple[int, int]) -> Prev
     # Samples are compiled independently of the training; whether `auto` does so is not known yet.
     is_compiled = config.sample.sample_compile == "true"
     slower = model.utilization[config.compile.compile] / model.utilization[is_compiled]
-    sampler = families.family_for(config).sampler(ModelComponents(nn.Identity(), None, {}, {}))
+    sampler = idle_sampler(families.family_for(config))
     samples = sum(
         _passes(prompt, sampler) * forward_operations(config, model, (prompt.width or 0, prompt.height or 0))
         for prompt in prompts

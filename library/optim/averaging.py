@@ -43,10 +43,10 @@ def kept(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
     try:
         yield
     finally:
-        put(parameters, weights)
+        fill(parameters, weights)
 
 
 @torch.no_grad()
-def put(parameters: Sequence[torch.nn.Parameter], values: Sequence[torch.Tensor]) -> None:
+def fill(parameters: Sequence[torch.nn.Parameter], values: Sequence[torch.Tensor]) -> None:
     for p, value in zip(parameters, values, strict=True):
         p.copy_(value)

@@ -73,7 +73,7 @@ class ExponentialMovingAverage:
         restored bit for bit.
         """
         with averaging.kept(self._parameters):
-            averaging.put(self._parameters, self.values)
+            averaging.fill(self._parameters, self.values)
             yield
 
     def state_dict(self) -> dict[str, Tensor]:
