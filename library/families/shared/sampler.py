@@ -12,6 +12,7 @@ from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import vae_memory, vae_tiles
+from library.families.shared.finite import require_finite
 from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
@@ -40,6 +41,7 @@ class Sampler(ABC):
         self.make_room: Callable[[], bool] = lambda: False
         # Returns the bytes of memory for what all steps of a picture read; None without a limit, 0 to keep nothing.
         self.room_to_keep: Callable[[], int | None] = lambda: None
+        self.requires_finite = True  # whether a picture of NaN is an error
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
         self.live: tuple[str, ...] = ()  # text encoders that learn, whose outputs are not cached
 
@@ -154,7 +156,7 @@ class Sampler(ABC):
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.
 
-        Raises the error of the last attempt.
+        Raises the error of the last attempt, and ConfigError for NaN.
         """
 
         def with_more_room() -> Tensor:
@@ -169,6 +171,8 @@ class Sampler(ABC):
         ways["CPU"] = lambda: self._decoded(latents.cpu(), tiled=True)
         way, pixels = vae_memory.first_that_fits(ways)
         self.decoded_by = "" if way == AT_ONCE else way or self.decoded_by
+        if self.requires_finite:
+            require_finite(pixels, latents, self.components.vae)
         return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
     # Why: docs/decisions/2026-11-29-decoders-stay-eager.md
