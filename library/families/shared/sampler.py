@@ -60,6 +60,10 @@ class Sampler(ABC):
     def is_guided(self, request: SampleRequest) -> bool:
         """Return whether classifier-free guidance is used."""
 
+    def count_passes(self, request: SampleRequest) -> int:
+        """Return how often the denoiser predicts until an image is there, for all prompts of guidance together."""
+        return len(request.sigmas) or request.steps
+
     def batch_key(self, request: SampleRequest) -> Hashable:
         """Return what requests must have in common to be denoised in one batch; None for one that is denoised alone."""
         if request.controls or request.mask or request.guide:
