@@ -16,7 +16,7 @@ from library.measuring.model_stats import model_stats
 from library.measuring.operations import forward_operations
 from library.sampling.prompt_use import idle_sampler
 from library.sampling.prompts import Prompt
-from library.sampling.requests import without_images
+from library.sampling.requests import imageless_request
 from library.train.step.clock import Clock
 
 LARGE_SHARE = 0.2  # of the time: more is worth a hint
@@ -95,5 +95,5 @@ def count_times(config: RunConfig, clock: Clock) -> int:
 
 def _passes(prompt: Prompt, sampler: Sampler) -> int:
     """Return the passes of a prompt; families differ in the scales that need two in each step."""
-    request = without_images(prompt)
+    request = imageless_request(prompt)
     return sampler.count_passes(request) * (2 if sampler.is_guided(request) else 1)

@@ -84,12 +84,12 @@ class AppliedChange:
         scale = self.strength * self._scale
         if isinstance(layer, nn.Linear):
             return F.linear(F.linear(x, down.flatten(1)), up.flatten(1)) * scale
-        hidden = layer._conv_forward(x, down.reshape(down.shape[0], *stored_weight(layer).shape[1:]), None)
+        hidden = layer._conv_forward(x, down.reshape(down.shape[0], *weight_in_use(layer).shape[1:]), None)
         return F.conv2d(hidden, up.reshape(*up.shape[:2], 1, 1)) * scale
 
     def _of_norm(self, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor) -> Tensor:
         change = self._on(x.device)
-        weight = change.delta(stored_weight(layer).float(), self.strength)
+        weight = change.delta(weight_in_use(layer).float(), self.strength)
         bias = change.bias(self.strength)
         if isinstance(layer, nn.GroupNorm):
             return F.group_norm(x.float(), layer.num_groups, weight, bias, layer.eps)
@@ -159,11 +159,11 @@ class AppliedLoras:
                 layer.__class__ = _with_changes(type(layer))
                 if getattr(layer, "weight", None) is None:  # the adapter computes all of the layer
                     self._own_forwards[layer] = vars(layer)["forward"]
-                    layer.__dict__["forward"] = functools.partial(_added, layer, self._own_forwards[layer])
+                    layer.__dict__["forward"] = functools.partial(_with_contributions, layer, self._own_forwards[layer])
             layer.__dict__["_applied_changes"] = changes
 
 
-def stored_weight(layer: Any) -> Tensor:
+def weight_in_use(layer: Any) -> Tensor:
     """Return a layer's weight, which LyCORIS' full takes from it and trains in its adapter."""
     weight = getattr(layer, "weight", None)
     return layer.adapter.weight if weight is None else weight
@@ -171,14 +171,14 @@ def stored_weight(layer: Any) -> Tensor:
 
 def _like_weight(layer: Any) -> Tensor:
     """Return a tensor without memory of the shape of a layer's weight, which in 4 bits is stored in another."""
-    shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else stored_weight(layer).shape
+    shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else weight_in_use(layer).shape
     return torch.empty(shape, device="meta")
 
 
 @torch.no_grad()
 def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     """Return the weight that a layer computes with, in float32 on the device of `x`, however it is stored."""
-    weight = stored_weight(layer)
+    weight = weight_in_use(layer)
     if "weight_scale" not in layer._buffers:
         return weight.to(x.device, torch.float32)
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
@@ -201,7 +201,7 @@ def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tu
             yield path, family.adapter_name(part, path), module
 
 
-def _added(layer: nn.Module, forward: Any, x: Tensor, *more: Tensor) -> Tensor:
+def _with_contributions(layer: nn.Module, forward: Any, x: Tensor, *more: Tensor) -> Tensor:
     output = forward(x, *more)
     for change in layer.__dict__["_applied_changes"]:
         if change.strength:
@@ -217,6 +217,6 @@ def _with_changes(cls: type[nn.Module]) -> type[nn.Module]:
             return super().forward(*inputs)
 
         def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-            return _added(self, super().forward, x, *more)
+            return _with_contributions(self, super().forward, x, *more)
 
     return keep_class_name(Changed, cls)

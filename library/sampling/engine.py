@@ -33,7 +33,7 @@ from library.memory.prepare import is_sharded
 from library.sampling.picture_attention import picture_attention
 from library.sampling.picture_blocks import PictureBlocks
 from library.sampling.prompts import Prompt
-from library.sampling.requests import without_images
+from library.sampling.requests import imageless_request
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def pictures_left(prompts: Iterable[Prompt], sampler: Sampler, rounds: int = 1) 
     """Return what these prompts need, each `rounds` times."""
     passes, sizes = 0, {}
     for prompt in prompts:
-        request = without_images(prompt)
+        request = imageless_request(prompt)
         height, width = sampler.size(request)
         sizes[2 if sampler.is_guided(request) else 1, height // LATENT, width // LATENT] = None
         passes += rounds * sampler.count_passes(request)

@@ -10,7 +10,7 @@ from library.families.base import SampleRequest
 from library.sampling.prompts import Prompt
 
 
-def without_images(prompt: Prompt) -> SampleRequest:
+def imageless_request(prompt: Prompt) -> SampleRequest:
     """Return the sampler's request for a prompt, but for its images. What the prompt leaves open is as usual."""
     named: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
     named |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
@@ -25,4 +25,4 @@ def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     controls = tuple(Image.fromarray(pixels.read_pixels(path, how)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
     shown = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
-    return replace(without_images(prompt), controls=controls, mask=shown)
+    return replace(imageless_request(prompt), controls=controls, mask=shown)

@@ -22,7 +22,7 @@ from library.families.base import SampleRequest
 from library.runs import bundle, layout, reader
 from library.sampling import caption_prompts
 from library.sampling.engine import pictures_left
-from library.sampling.requests import without_images
+from library.sampling.requests import imageless_request
 from library.train import journal
 from library.train.step.clock import Clock
 from tests.training import SCRIPTS, config_of, train
@@ -96,7 +96,7 @@ def test_the_check_counts_the_passes_that_a_sampler_takes(demo, script, name, pr
     components.denoiser.register_forward_pre_hook(lambda *_: taken.append(1))
     (prompt,) = complete_prompts(config)
     with torch.no_grad():
-        sampler.latents(without_images(prompt))
+        sampler.latents(imageless_request(prompt))
     assert pictures_left([prompt], sampler, rounds=3).passes == 3 * len(taken)
     counted = preview_time.preview_time(config, Clock(8, 4, 2), (64, 64)).steps
     prompts.write_text("a cat --w 64 --h 64 --l 1 --s 6 --ss euler\n", encoding="utf-8")
