@@ -17,6 +17,7 @@ from library.demo import main as command
 from library.runs import layout
 from library.runs.sample_sheet import CELL, arrange_samples, draw_sheet
 from library.sampling import prompt_checks, prompts
+from library.sampling.prompt_use import prompt_use
 from tests.source import ROOT
 
 SMALL = [family for family in families.FAMILIES if small_model.small_model_of(family)]
@@ -74,8 +75,8 @@ def test_its_toml_is_a_real_one(demo, family, script):
     assert f"kohya train {script} --config_file {path.name}" in text and "real: " in text
     shown = prompts.read_prompts(config.sample.sample_prompts)
     assert [prompt.prompt for prompt in shown] == [prompt for _, prompt, _ in learning.DEMO_PROMPTS]
-    multiple = families.family_for(config).sample_multiple
-    assert not prompt_checks.notes(config.sample.sample_prompts, multiple=multiple)
+    use = prompt_use(config, families.family_for(config), config.control_images)
+    assert not prompt_checks.notes(config.sample.sample_prompts, use)
     assert all(prompt.scale and prompt.scale > 1 for prompt in shown)  # without guidance they show little
     assert config.sample.sample_at_first and config.steps.max_train_steps == 2 * config.sample.sample_every_n_steps
 

@@ -62,6 +62,7 @@ class TimedPictures:
         """The denoiser is prepared already."""
         self._request, self._config, self._device = request, config, device
         self._sampler = family.sampler(components)
+        self._sampler.requires_finite = False  # random weights may overflow
         self._log = CompileLog()
         self._cache = FeatureCache(self._sampler.denoiser, block_chain(family), config.sample.sample_cache)
         self.engine = PictureEngine(components.denoiser, family, config, device, self._log)

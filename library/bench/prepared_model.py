@@ -22,7 +22,7 @@ from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.methods.adapters import Adapter
-from library.optim import optimizers
+from library.optim import averaging, optimizers
 from library.optim.flat_adamw import clip_norm
 from library.train.step.loss import LossFunction
 from library.train.step.rng import StepGenerators
@@ -114,7 +114,7 @@ class PreparedModel:
         if config.optim.stepped_early:
             self.optimizer.step_early(config.optim.max_grad_norm, None)
         self._swap = None if config.adapters else swapping.find_trainable_swap(trainable.components.denoiser)
-        optimizers.train_mode(self.optimizer)
+        averaging.train_mode(self.optimizer)
         trainable.method.train()
         self._losses = itertools.cycle([self._loss(width, height) for width, height in sides])
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
-
 from library import families
 from library.check.estimate import MemoryEstimate, operations
 from library.check.preview_memory import complete_prompts
@@ -13,11 +11,12 @@ from library.config.environment import process_count
 from library.config.problems import ConfigError, Message, counted, ngettext
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet, summarise_images
-from library.families.base import ModelComponents, SampleRequest
 from library.families.shared.sampler import Sampler
 from library.measuring.model_stats import model_stats
 from library.measuring.operations import forward_operations
+from library.sampling.prompt_use import idle_sampler
 from library.sampling.prompts import Prompt
+from library.sampling.requests import imageless_request
 from library.train.step.clock import Clock
 
 LARGE_SHARE = 0.2  # of the time: more is worth a hint
@@ -72,7 +71,7 @@ def preview_time(config: RunConfig, clock: Clock, size: tuple[int, int]) -> Prev
     # Samples are compiled independently of the training; whether `auto` does so is not known yet.
     is_compiled = config.sample.sample_compile == "true"
     slower = model.utilization[config.compile.compile] / model.utilization[is_compiled]
-    sampler = families.family_for(config).sampler(ModelComponents(nn.Identity(), None, {}, {}))
+    sampler = idle_sampler(families.family_for(config))
     samples = sum(
         _passes(prompt, sampler) * forward_operations(config, model, (prompt.width or 0, prompt.height or 0))
         for prompt in prompts
@@ -96,5 +95,5 @@ def count_times(config: RunConfig, clock: Clock) -> int:
 
 def _passes(prompt: Prompt, sampler: Sampler) -> int:
     """Return the passes of a prompt; families differ in the scales that need two in each step."""
-    request = SampleRequest("") if prompt.scale is None else SampleRequest("", scale=prompt.scale)
-    return (prompt.sample_steps or 0) * (2 if sampler.is_guided(request) else 1)
+    request = imageless_request(prompt)
+    return sampler.count_passes(request) * (2 if sampler.is_guided(request) else 1)

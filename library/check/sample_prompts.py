@@ -8,13 +8,14 @@ from library.config.run_config import RunConfig
 from library.data import pixels
 from library.families.base import Family
 from library.sampling import few_steps, prompt_checks, prompts
+from library.sampling.prompt_use import prompt_use
 
 
 def idle_prompts(config: RunConfig, family: Family) -> list[Problem]:
     """Yield parts of sample prompts that have no effect, or are changed."""
     path = config.sample.sample_prompts
-    model_facts = (config.control_images, config.shifts_samples, family.sample_multiple)
-    prompt_notes = prompt_checks.notes(path, *model_facts) if path and config.sample.sample_images else ()
+    use = prompt_use(config, family, config.control_images)
+    prompt_notes = prompt_checks.notes(path, use) if path and config.sample.sample_images else ()
     own_steps = _prompts_with_own_steps(config, family) if config.sample.wanted else ()
     return [*_unscheduled(config), *own_steps, *prompt_notes]
 

@@ -41,6 +41,12 @@ def ineffective_options(config: RunConfig) -> dict[str, Message]:
     return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in reasons.items()}
 
 
+def of_model(config: RunConfig) -> dict[str, MessageLike]:
+    """Return the options that have no effect on this model -> the reason."""
+    rules = (rule for rule in config.ineffective_rules if not rule[1](config))
+    return {**{name: reason for names, _, reason in rules for name in names.split()}, **config.ineffective}
+
+
 def _rules(config: RunConfig) -> Iterator[Rule]:
     yield from SHARED
     yield from config.ineffective_rules

@@ -69,7 +69,6 @@ class AppliedChange:
 
     def fits(self, layer: nn.Module) -> bool:
         """Return whether the file's tensors have the sizes of this layer."""
-        assert isinstance(layer.weight, Tensor)
         weight = _like_weight(layer)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
             return False
@@ -85,12 +84,13 @@ class AppliedChange:
         scale = self.strength * self._scale
         if isinstance(layer, nn.Linear):
             return F.linear(F.linear(x, down.flatten(1)), up.flatten(1)) * scale
-        hidden = layer._conv_forward(x, down.reshape(down.shape[0], *layer.weight.shape[1:]), None)
+        hidden = layer._conv_forward(x, down.reshape(down.shape[0], *weight_in_use(layer).shape[1:]), None)
         return F.conv2d(hidden, up.reshape(*up.shape[:2], 1, 1)) * scale
 
     def _of_norm(self, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor) -> Tensor:
         change = self._on(x.device)
-        weight, bias = change.delta(layer.weight.float(), self.strength), change.bias(self.strength)
+        weight = change.delta(weight_in_use(layer).float(), self.strength)
+        bias = change.bias(self.strength)
         if isinstance(layer, nn.GroupNorm):
             return F.group_norm(x.float(), layer.num_groups, weight, bias, layer.eps)
         return F.layer_norm(x.float(), layer.normalized_shape, weight, bias, layer.eps)
@@ -104,6 +104,7 @@ class AppliedLoras:
         self._changes: dict[Path, list[AppliedChange]] = {}
         self._changed_layers: dict[nn.Module, list[AppliedChange]] = {}
         self._own_classes: dict[nn.Module, type[nn.Module]] = {}  # of layers while files are applied
+        self._own_forwards: dict[nn.Module, Any] = {}  # of those whose weight an adapter has taken
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
             root = getattr(root, "module", root)  # a distributed wrapper would add to the layers' paths
@@ -142,7 +143,9 @@ class AppliedLoras:
         for layer, cls in self._own_classes.items():
             layer.__class__ = cls
             del layer.__dict__["_applied_changes"]
-        self._own_classes, self._changed_layers, self._changes = {}, {}, {}
+        for layer, forward in self._own_forwards.items():
+            layer.__dict__["forward"] = forward
+        self._own_classes, self._changed_layers, self._changes, self._own_forwards = {}, {}, {}, {}
 
     def set(self, strengths: Mapping[Path, float]) -> None:
         """Set the strengths of these files; switch all others off."""
@@ -154,19 +157,28 @@ class AppliedLoras:
             if layer not in self._own_classes:
                 self._own_classes[layer] = type(layer)
                 layer.__class__ = _with_changes(type(layer))
+                if getattr(layer, "weight", None) is None:  # the adapter computes all of the layer
+                    self._own_forwards[layer] = vars(layer)["forward"]
+                    layer.__dict__["forward"] = functools.partial(_with_contributions, layer, self._own_forwards[layer])
             layer.__dict__["_applied_changes"] = changes
+
+
+def weight_in_use(layer: Any) -> Tensor:
+    """Return a layer's weight, which LyCORIS' full takes from it and trains in its adapter."""
+    weight = getattr(layer, "weight", None)
+    return layer.adapter.weight if weight is None else weight
 
 
 def _like_weight(layer: Any) -> Tensor:
     """Return a tensor without memory of the shape of a layer's weight, which in 4 bits is stored in another."""
-    shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else layer.weight.shape
+    shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else weight_in_use(layer).shape
     return torch.empty(shape, device="meta")
 
 
 @torch.no_grad()
 def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     """Return the weight that a layer computes with, in float32 on the device of `x`, however it is stored."""
-    weight = layer.weight
+    weight = weight_in_use(layer)
     if "weight_scale" not in layer._buffers:
         return weight.to(x.device, torch.float32)
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
@@ -185,8 +197,16 @@ def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tu
     for target in targets.find_target_layers(root, part, family.adapter_name, ()):
         yield target.path, target.name, target.layer
     for path, module in root.named_modules():
-        if isinstance(module, NORMS) and module.weight is not None:
+        if isinstance(module, NORMS) and (hasattr(module, "adapter") or module.weight is not None):
             yield path, family.adapter_name(part, path), module
+
+
+def _with_contributions(layer: nn.Module, forward: Any, x: Tensor, *more: Tensor) -> Tensor:
+    output = forward(x, *more)
+    for change in layer.__dict__["_applied_changes"]:
+        if change.strength:
+            output = output + change.delta(layer, x).to(output.dtype)
+    return output
 
 
 # Compiled blocks would ignore hooks. Why: docs/decisions/2026-11-20-no-hooks-inside-compiled-blocks.md
@@ -197,10 +217,6 @@ def _with_changes(cls: type[nn.Module]) -> type[nn.Module]:
             return super().forward(*inputs)
 
         def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-            output = super().forward(x, *more)
-            for change in self.__dict__["_applied_changes"]:
-                if change.strength:
-                    output = output + change.delta(self, x).to(output.dtype)
-            return output
+            return _with_contributions(self, super().forward, x, *more)
 
     return keep_class_name(Changed, cls)

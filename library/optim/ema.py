@@ -16,6 +16,7 @@ from library.config.problems import ConfigError
 from library.config.run_config import RunConfig
 from library.methods import TrainingMethod
 from library.methods.sharding import ShardedModel, own_part, rows_of_parameter, whole_shape
+from library.optim import averaging
 
 
 # Half precision would lose the small steps of the average, and stochastic rounding would make it noisy.
@@ -71,17 +72,9 @@ class ExponentialMovingAverage:
         """Put the average into the networks within this context; the weights are kept in CPU memory meanwhile, and
         restored bit for bit.
         """
-        trained = [p.detach().to("cpu", copy=True) for p in self._parameters]
-        try:
-            self._put(self.values)
+        with averaging.kept(self._parameters):
+            averaging.fill(self._parameters, self.values)
             yield
-        finally:
-            self._put(trained)
-
-    @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
-        for p, value in zip(self._parameters, values, strict=True):
-            p.copy_(value)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the average by parameter index; zero-padded, so that sorted names are in the order of parameters."""

@@ -1,6 +1,5 @@
 """The optimizer, by the package that owns it, and its schedule."""
 
-import contextlib
 import functools
 import logging
 import re
@@ -320,26 +319,6 @@ def describe_optimizer(config: RunConfig) -> str:
     optimizer_class = package_class(import_class(spec))
     text = ",".join(f"{key}={value}" for key, value in arguments.items())
     return f"{optimizer_class.__module__}.{optimizer_class.__name__}" + (f"({text})" if text else "")
-
-
-def train_mode(optimizer: Any) -> None:
-    if callable(switch := getattr(optimizer, "train", None)):
-        switch()
-
-
-def eval_mode(optimizer: Any) -> None:
-    if callable(switch := getattr(optimizer, "eval", None)):
-        switch()
-
-
-@contextlib.contextmanager
-def averaged(optimizer: Any) -> Iterator[None]:
-    """Use the averaged weights of a schedule-free optimizer within this context, for samples, validation and saving."""
-    eval_mode(optimizer)
-    try:
-        yield
-    finally:
-        train_mode(optimizer)
 
 
 def _unusable_package(spec: OptimizerSpec) -> MessageLike:

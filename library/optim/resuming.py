@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
-from library.optim import optimizers, trial
+from library.optim import averaging, trial
 from library.optim.classes import chosen_optimizer, optimizer_arguments, read_arguments
 from library.optim.saved_form import wrong_form
 
@@ -75,9 +75,10 @@ def take_over(
         updates.append({name: new[name] for name in names})
     if not any(updates):
         return
-    with optimizers.averaged(optimizer):  # a schedule-free optimizer derives the averaged weights from its betas
-        for group, update in zip(_all_groups(optimizer), updates, strict=True):
-            group.update(update)
+    averaging.eval_mode(optimizer)  # a schedule-free optimizer derives the averaged weights from its betas
+    for group, update in zip(_all_groups(optimizer), updates, strict=True):
+        group.update(update)
+    averaging.train_mode(optimizer)
 
 
 def changed_arguments(settings: JsonMapping, config: RunConfig) -> set[str]:

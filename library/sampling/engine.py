@@ -33,6 +33,7 @@ from library.memory.prepare import is_sharded
 from library.sampling.picture_attention import picture_attention
 from library.sampling.picture_blocks import PictureBlocks
 from library.sampling.prompts import Prompt
+from library.sampling.requests import imageless_request
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ T = TypeVar("T")
 
 FORWARD_SHARE = 0.4  # of the seconds of compiling, for graphs without a backward pass
 COMPILER_SECONDS = 5.0  # of loading the compiler into a process that has not compiled yet
-USUAL_REQUEST = SampleRequest("")
 LATENT = 8  # pixels of a side of one latent
 LEAST_PASSES = 8  # of each size, below which recording does not pay
 
@@ -57,15 +57,10 @@ def pictures_left(prompts: Iterable[Prompt], sampler: Sampler, rounds: int = 1) 
     """Return what these prompts need, each `rounds` times."""
     passes, sizes = 0, {}
     for prompt in prompts:
-        request = replace(
-            USUAL_REQUEST,
-            width=prompt.width or USUAL_REQUEST.width,
-            height=prompt.height or USUAL_REQUEST.height,
-            scale=USUAL_REQUEST.scale if prompt.scale is None else prompt.scale,
-        )
+        request = imageless_request(prompt)
         height, width = sampler.size(request)
         sizes[2 if sampler.is_guided(request) else 1, height // LATENT, width // LATENT] = None
-        passes += rounds * (prompt.sample_steps or request.steps)
+        passes += rounds * sampler.count_passes(request)
     return PicturesLeft(passes, tuple(sizes))
 
 

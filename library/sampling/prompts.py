@@ -47,6 +47,8 @@ def _limit_steps(digits: str) -> int:
 
 def _paths(value: JsonValue) -> tuple[str, ...]:
     if isinstance(value, list):
+        if not all(isinstance(path, str) for path in value):
+            raise TypeError(value)
         return tuple(map(str, value))
     return (str(value),)
 
@@ -85,6 +87,10 @@ NO_PROMPT = {
     ".json": ": {name} holds no prompt; write a list of texts or of objects",
 }
 NO_TEXT = "{where} has no prompt"
+NO_NUMBER: dict[Any, str] = {
+    int: "{name} should be a whole number, not {value}",
+    float: "{name} should be a number, not {value}",
+}
 SIDES = ("width", "height")
 SMALLEST_SIDE = 64  # pixels, which every sampler generates at least
 SAMPLERS = tuple(section_options(Sampling)["sample_sampler"].choices)
@@ -177,6 +183,9 @@ def _from_toml(tables: JsonMapping) -> Iterator[Parsed]:
     entries = common.pop("subset", []) if isinstance(common, dict) else []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(Problem("sample_prompts", ": prompts in TOML are tables, [[prompt.subset]]"))
+    if entries and (outside := [name for name in tables if name != "prompt"]):
+        # Unread, a size at the top would be silently without effect.
+        yield Prompt(""), [Message("{options}: only [prompt] is read; move it there", options=", ".join(outside))]
     for number, entry in enumerate(entries, start=1):
         if repeated := sorted(common.keys() & entry.keys()):
             template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
@@ -229,7 +238,7 @@ def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) ->
             raise ValueError(value)
         return kind(value)
     except (TypeError, ValueError, OverflowError):
-        template = "{name} should be text, not {value}" if kind is str else "{name} should be a number, not {value}"
+        template = "{name} should be text, not {value}" if kind in (str, _paths) else NO_NUMBER[kind]
         raise ConfigError(template, name=name, value=repr(value)) from None
 
 

@@ -1,5 +1,6 @@
 """Conversion of a prompt to a sampler's request."""
 
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
@@ -9,15 +10,19 @@ from library.families.base import SampleRequest
 from library.sampling.prompts import Prompt
 
 
+def imageless_request(prompt: Prompt) -> SampleRequest:
+    """Return the sampler's request for a prompt, but for its images. What the prompt leaves open is as usual."""
+    named: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
+    named |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
+    named["shift"] = prompt.flow_shift or None  # 0 would end sampling at the first step
+    named |= {"sigmas": prompt.sample_sigmas, "sampler_name": prompt.sample_sampler}
+    filled = {name: value for name, value in named.items() if value is not None}
+    return SampleRequest(prompt.prompt, prompt.negative_prompt or "", **filled)
+
+
 def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     """Return the sampler's request for a prompt with its defaults filled in; reads its images."""
-    filled: dict[str, Any] = {"width": prompt.width, "height": prompt.height, "steps": prompt.sample_steps}
-    filled |= {"scale": prompt.scale, "guidance": prompt.guidance_scale, "seed": prompt.seed}
-    filled["shift"] = prompt.flow_shift or None  # 0 would end sampling at the first step
-    filled["sigmas"] = prompt.sample_sigmas or ()
-    filled["controls"] = tuple(
-        Image.fromarray(pixels.read_pixels(path, how)) for path in prompt.control_image_path or ()
-    )
+    controls = tuple(Image.fromarray(pixels.read_pixels(path, how)) for path in prompt.control_image_path or ())
     mask = prompt.control_image_mask_path
-    filled["mask"] = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
-    return SampleRequest(prompt.prompt, prompt.negative_prompt or "", **filled, sampler_name=prompt.sample_sampler)
+    shown = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
+    return replace(imageless_request(prompt), controls=controls, mask=shown)

@@ -200,11 +200,12 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
 def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
     """Return options of the prompts that will have no effect. Loads torch."""
     yield from _merged_notes(arguments, config)
-    use = replace(config.control_images, guided=True)  # LLLite files use control images
-    model_facts = use, config.shifts_samples, families.family_for(config).sample_multiple
-    yield from prompt_checks.notes(arguments.prompts, *model_facts) if arguments.prompts else ()
+    prompt_use = families.load_object("library.sampling.prompt_use:prompt_use")
+    # LLLite files use control images.
+    use = prompt_use(config, families.family_for(config), replace(config.control_images, guided=True))
+    yield from prompt_checks.notes(arguments.prompts, use) if arguments.prompts else ()
     for line in arguments.prompt:
-        yield from prompt_checks.line_notes(line, *model_facts)
+        yield from prompt_checks.line_notes(line, use)
 
 
 def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:

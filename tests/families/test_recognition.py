@@ -430,6 +430,32 @@ def test_names_of_lycoris_are_those_of_the_same_layers(demo, family, tmp_path):
     assert layers.keys() == {key.partition(".")[0] for key in lora_files.file_of(path, family)}
 
 
+KINDS_OF_ADAPTERS = {
+    "LoRA": ("lora_down.weight", "lora_up.weight", "alpha"),
+    "diffusers": ("lora_A.weight", "lora_B.weight"),
+    "LoHa": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
+    "LoKr": ("lokr_w1", "lokr_w2_a", "lokr_w2_b"),
+    "OFT": ("oft_blocks", "alpha"),
+    "full": ("diff", "diff_b"),
+    "GLoRA": ("a1.weight", "a2.weight", "b1.weight", "b2.weight"),
+    "iA3": ("weight", "on_input"),
+}
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+@pytest.mark.parametrize("prefix", ["", "diffusion_model.", "transformer."])
+def test_no_kind_of_adapter_is_taken_for_a_model(demo, script, prefix):
+    config = config_of(demo, script)
+    shapes = {name: tuple(tensor.shape) for name, tensor in plain_tensors(config).items() if name.endswith(".weight")}
+    for kind, parts in KINDS_OF_ADAPTERS.items():
+        adapters_of = {
+            f"{prefix}{name.removesuffix('weight')}{part}": shape[:1]
+            for name, shape in shapes.items()
+            for part in parts
+        }
+        assert recognition.family_and_description(adapters_of) == (None, "a LoRA file"), kind
+
+
 def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and_never_guessed(tmp_path):
     """Attention in diffusers' double blocks, without metadata; FLUX.1 keeps query, key and value as one."""
     sides = {"lora_A": (4, 8), "lora_B": (8, 4)}

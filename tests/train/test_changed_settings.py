@@ -10,7 +10,7 @@ from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.config.sections.learning import SchedulerName
 from library.families.flux.options import FluxLora, FluxTrain
-from library.optim import classes, lr_schedule, optimizers, resuming
+from library.optim import averaging, classes, lr_schedule, optimizers, resuming
 from library.optim.names import optimizer_spec
 from tests.train.test_optimizers import NAMES, copied
 
@@ -46,7 +46,7 @@ class Run:
         self.made = optimizers.make_optimizer(SimpleNamespace(groups=lambda _=None: groups, factor_caches=()), config)
         self.schedule = lr_schedule.make_schedule(self.made, config, TOTAL)
         self.described = resuming.describe_groups(self.made)
-        optimizers.train_mode(self.made)
+        averaging.train_mode(self.made)
 
     def steps(self, number):
         rates = []
@@ -216,7 +216,7 @@ def test_the_average_of_a_schedule_free_optimizer_survives_other_betas(name):
     began = Run(config_of(name))
     began.steps(STOP)
     other = began.resumed(config_of(name, optimizer_args=["betas=0.6,0.99"]))
-    with optimizers.averaged(began.made), optimizers.averaged(other.made):
+    with averaging.averaged(began.made), averaging.averaged(other.made):
         for first, again in zip(began.weights, other.weights, strict=True):
             assert torch.allclose(first, again, atol=1e-6)
 

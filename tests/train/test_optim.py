@@ -11,7 +11,7 @@ from library.config.building import build_config
 from library.config.ineffective import ineffective_options
 from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora
-from library.optim import classes, lr_schedule, optimizers
+from library.optim import averaging, classes, lr_schedule, optimizers
 from tests.packages import hide
 
 
@@ -256,13 +256,14 @@ def test_notes_on_what_is_seldom_meant():
 
 def test_schedule_free_weights_are_averaged_only_inside():
     calls = []
-    optimizer = SimpleNamespace(train=lambda: calls.append("train"), eval=lambda: calls.append("eval"))
-    optimizers.train_mode(optimizer)
-    with pytest.raises(RuntimeError), optimizers.averaged(optimizer):
+    modes = {"train": lambda: calls.append("train"), "eval": lambda: calls.append("eval")}
+    optimizer = SimpleNamespace(param_groups=[], **modes)
+    averaging.train_mode(optimizer)
+    with pytest.raises(RuntimeError), averaging.averaged(optimizer):
         calls.append("save")
         raise RuntimeError
     assert calls == ["train", "eval", "save", "train"]
-    with optimizers.averaged(optimizers.make_optimizer(method(0.1), config())):
+    with averaging.averaged(optimizers.make_optimizer(method(0.1), config())):
         pass
 
 

@@ -1,16 +1,24 @@
 """Prompt files: lines with options, TOML, JSON, and what is wrong with them."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from library import families
+from library.check import sample_prompts
+from library.config import ineffective
 from library.config.problems import ConfigError
 from library.config.run_config import ControlUse
-from library.sampling import prompt_checks, prompt_rows, prompts
+from library.families.base import SampleRequest
+from library.sampling import prompt_checks, prompt_rows, prompt_use, prompts
+from library.sampling.prompt_checks import PromptUse
+from tests.training import LORAS, config_of, shallow  # noqa: F401
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text(encoding="utf-8"))
+
+NO_SHIFT = PromptUse(idle={"flow_shift": "there are no shifts"})
 
 
 @pytest.mark.parametrize(("line", "expected"), VECTORS["prompt_lines"])
@@ -69,7 +77,7 @@ def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_
 
 def test_options_without_effect_are_named(tmp_path):
     lines = "a --w 64 --s 5000 --ss k_lms\n# --w b\nb --w many --d -1 --fs 3 --n  x\nc -- d --ss best"
-    notes = prompt_checks.notes(write(tmp_path, "p.txt", lines))
+    notes = prompt_checks.notes(write(tmp_path, "p.txt", lines), NO_SHIFT)
     expected = [
         ("line 1", "--s 5000"),
         ("line 3", "--w many"),
@@ -81,7 +89,7 @@ def test_options_without_effect_are_named(tmp_path):
     assert len(notes) == 6 and all(a in str(n) and b in str(n) for (a, b), n in zip(expected, notes, strict=True)), (
         notes
     )
-    assert len(prompt_checks.notes(tmp_path / "p.txt", shifts=True)) == 5  # of a family that --fs works for
+    assert len(prompt_checks.notes(tmp_path / "p.txt")) == 5  # of a family that --fs works for
 
 
 @pytest.mark.parametrize(
@@ -113,7 +121,7 @@ def test_options_without_effect_are_named(tmp_path):
     ],
 )
 def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
-    written = prompt_checks.notes(write(tmp_path, name, text), ControlUse(least=1, most=1))
+    written = prompt_checks.notes(write(tmp_path, name, text), replace(NO_SHIFT, images=ControlUse(least=1, most=1)))
     second = [
         note for note in written if ", line 2:" in str(note) or ", entry 2:" in str(note) or ", subset 2:" in str(note)
     ]
@@ -121,7 +129,7 @@ def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
         "b.png is ignored: this model takes at most 1",
         "best is not a known",
         "1 is ignored: it",
-        "3 is ignored: it",
+        "3 is ignored: there are no shifts",
     )
     for words in told:
         assert any(words in str(note) for note in second), (words, second)
@@ -135,7 +143,11 @@ def test_options_without_effect_are_named_in_every_format(tmp_path, name, text):
         ("a --h 1e3", "--h 1e3", "is read as 1;"),
         ("a --w 640px", "--w 640px", "is read as 640;"),
         ("a --l 7,5", "--l 7,5", "is read as 7.0;"),
-        ("a --s 5000", "--s 5000", "is read as 1000;"),
+        ("a --s 5000", "--s 5000", "is read as 1000, the largest"),
+        ("--w 64 a cat", "--w", "read as part of the text: write the prompt first"),
+        ("N gauge train, red", "N gauge", "is also read as negative_prompt"),
+        ("a --w 64 --w 128", "--w 64", "is ignored: --w follows once more"),
+        ("a --n ugly --l 2 --n blurry", "--n ugly", "is ignored: --n follows once more"),
         ("a cat,--w 64", "--w", "read as part of the text"),
         ("a cat\t--w 64", "--w", "read as part of the text"),
         ("a cat \u2014w 64", "\u2014w", "read as part of the text"),
@@ -156,14 +168,14 @@ def test_what_is_not_read_whole_is_named(tmp_path, line, what, why):
     [
         ({"width": -64}, "width must be from 1 to 8192, not -64"),
         ({"height": 0}, "height must be from 1"),
-        ({"width": 640.7}, "width should be a number, not 640.7"),
-        ({"sample_steps": True}, "sample_steps should be a number, not True"),
+        ({"width": 640.7}, "width should be a whole number, not 640.7"),
+        ({"sample_steps": True}, "sample_steps should be a whole number, not True"),
         ({"sample_steps": 0}, "sample_steps must be from 1 to 1000, not 0"),
         ({"scale": "NaN"}, "scale must be from 0 to 1000, not nan"),
         ({"guidance_scale": -1}, "guidance_scale must be from 0"),
         ({"flow_shift": "inf"}, "flow_shift must be from 0 to 1000, not inf"),
-        ({"seed": "inf"}, "seed should be a number"),
-        ({"seed": "1_0"}, "seed should be a number, not '1_0'"),
+        ({"seed": "inf"}, "seed should be a whole number"),
+        ({"seed": "1_0"}, "seed should be a whole number, not '1_0'"),
         ({"scale": 1e20}, "scale must be from 0 to 1000, not 1e+20"),
         ({"flow_shift": 0}, "flow_shift 0"),
         ({"prompt": float("nan")}, "prompt should be text, not nan"),
@@ -232,10 +244,9 @@ def test_images_that_a_model_is_shown_are_named_once_or_several_times(tmp_path):
     (row,) = prompt_rows.prompt_rows_of_file(tmp_path / "p.txt")  # which has no fields for them, and keeps them
     assert prompts.parse_line(prompt_rows.prompt_line(row)) == read and prompt_rows.prompt_line(row).endswith(" --zz 1")
     use = ControlUse(least=1, most=1)
-    assert len(prompt_checks.notes(tmp_path / "p.txt")) == 4 and len(prompt_checks.notes(tmp_path / "p.txt", use)) == 3
-    assert "--ci c.png is ignored: this model takes at most 1 of them" in str(
-        prompt_checks.notes(tmp_path / "p.txt", use)[0]
-    )
+    shown = prompt_checks.notes(tmp_path / "p.txt", PromptUse(use))
+    assert len(prompt_checks.notes(tmp_path / "p.txt")) == 4 and len(shown) == 3
+    assert "--ci c.png is ignored: this model takes at most 1 of them" in str(shown[0])
     for shown, missing in (
         (ControlUse(), ()),
         (use, ("a b.png",)),
@@ -253,6 +264,58 @@ NUMBERS = [name for name, (field, *_) in prompts.LETTERS.items() if prompts.FIEL
 ODD = ("nan", "inf", "-inf", "-1", "-0", "1e999", "1e-3", "", "true", "1_000", "0x10", "+5", "..", "1.2.3", "1,5")
 
 
+# Options of a prompt, the option of a config for all prompts, and a scale.
+BY_MODEL = {"--g 3": "sample_guidance_scale", "--ss euler_a": "sample_sampler", "--fs 3": "sample_shift"}
+
+
+@pytest.mark.parametrize("script", [*LORAS, "sdxl_train_control_net_lllite", "sdxl_train_textual_inversion"])
+def test_what_a_model_does_not_follow_is_named_as_in_its_options(shallow, tmp_path, script):  # noqa: F811
+    config = config_of(shallow, script, sample_prompts=write(tmp_path, "p.txt", f"a {' '.join(BY_MODEL)} --w 64"))
+    idle = {name for name in BY_MODEL.values() if name in ineffective.ineffective_options(config)}
+    said = "\n".join(map(str, sample_prompts.idle_prompts(config, families.family_for(config))))
+    assert {option for letter, option in BY_MODEL.items() if f"{letter} is ignored: " in said} == idle
+    assert "None" not in said and (idle or "flux" in script)
+
+
+@pytest.mark.parametrize("script", LORAS)
+def test_a_negative_prompt_without_guidance_is_named(shallow, tmp_path, script):  # noqa: F811
+    path, family = tmp_path / "p.toml", families.family_for(config_of(shallow, script))
+    for scale in (None, 0, 0.5, 1, 1.5, 4):
+        line = '[[prompt.subset]]\nprompt = "a"\nnegative_prompt = "ugly"\n'
+        path.write_text(line + ("" if scale is None else f"scale = {scale}\n"), encoding="utf-8")
+        for of_all in (None, 1.0, 4.0):
+            config = config_of(shallow, script, sample_prompts=path, sample_every_n_steps=1, sample_scale=of_all)
+            notes = [str(note) for note in sample_prompts.idle_prompts(config, family)]
+            used = next(one for one in (scale, of_all, family.sample_defaults.get("scale", 1)) if one is not None)
+            guided = prompt_use.idle_sampler(family).is_guided(SampleRequest("a", scale=used))
+            assert len(notes) == (not guided) and all("negative_prompt = ugly is ignored" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("p.json", '[{"prompt": "a --w 640"}]', "--w is read as part of the text: write width beside it"),
+        ("p.toml", '[prompt]\nnegative_prompt = "b --S 4"\n[[prompt.subset]]\nprompt = "a"', "write sample_steps"),
+    ],
+)
+def test_options_of_a_line_in_a_text_of_json_or_toml_are_named(tmp_path, name, text, says):
+    (note,) = prompt_checks.notes(write(tmp_path, name, text))
+    assert says in str(note)
+
+
+def test_what_stands_outside_of_the_prompts_in_toml_is_refused(tmp_path):
+    path = write(tmp_path, "p.toml", 'width = 640\nseed = 3\n[[prompt.subset]]\nprompt = "a"\n[more]\n')
+    with pytest.raises(ConfigError, match=r"p.toml, width, seed, more: only \[prompt\] is read; move it there"):
+        prompts.read_prompts(path)
+
+
+@pytest.mark.parametrize(("value", "says"), [("[1, null]", "should be text"), ("64.5", "should be a whole number")])
+def test_values_of_another_kind_are_refused(tmp_path, value, says):
+    field = "control_image_path" if "[" in value else "width"
+    with pytest.raises(ConfigError, match=f"{field} {says}"):
+        prompts.read_prompts(write(tmp_path, "p.json", f'[{{"prompt": "a", "{field}": {value}}}]'))
+
+
 @pytest.mark.parametrize("letter", NUMBERS)
 def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
     """In a line it is named or refused; in JSON and TOML refused."""
@@ -263,7 +326,7 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
             prompts.read_prompts(path)
         except ConfigError:
             continue
-        assert prompt_checks.notes(path, shifts=True), (letter, value)
+        assert prompt_checks.notes(path), (letter, value)
     for value in ("nan", "inf", "-inf", "true", "[1]", '"x"', '"1_0"', '""'):
         path = write(tmp_path, "p.toml", f'[[prompt.subset]]\nprompt = "a"\n{field} = {value}\n')
         with pytest.raises(ConfigError, match=field):
@@ -284,10 +347,10 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
     ],
 )
 def test_a_size_that_is_rounded_is_reported(tmp_path, name, text):
-    (said,) = prompt_checks.notes(write(tmp_path, name, text), multiple=16)
+    (said,) = prompt_checks.notes(write(tmp_path, name, text), PromptUse(multiple=16))
     assert "100 becomes 96, as sides are multiples of 16 here" in str(said)
-    assert not prompt_checks.notes(tmp_path / name, multiple=4)
-    (small,) = prompt_checks.line_notes("a --w 5 --h 128", ControlUse(), False, 16)
+    assert not prompt_checks.notes(tmp_path / name, PromptUse(multiple=4))
+    (small,) = prompt_checks.line_notes("a --w 5 --h 128", PromptUse(multiple=16))
     assert str(small) == "prompt: --w 5 becomes 64, the shortest side of an image"
 
 

@@ -14,10 +14,15 @@ from kohya_gui.panel import samples as gallery
 from library import families
 from library.check import preview_memory, preview_time
 from library.check.estimate import MemoryEstimate
+from library.check.preview_memory import complete_prompts
 from library.config.building import replace_options
+from library.config.schema import section_options
+from library.config.sections.sampling import Sampling
 from library.families.base import SampleRequest
 from library.runs import bundle, layout, reader
 from library.sampling import caption_prompts
+from library.sampling.engine import pictures_left
+from library.sampling.requests import imageless_request
 from library.train import journal
 from library.train.step.clock import Clock
 from tests.training import SCRIPTS, config_of, train
@@ -78,6 +83,25 @@ def test_the_check_counts_steps_and_sizes(demo, script, prompts):
     prompts.write_text("a cat --w 128 --h 64 --l 1\n", encoding="utf-8")
     assert steps(sample_steps=2) > few
     assert steps(sample_steps=2, sample_compile="true") < steps(sample_steps=2, sample_compile="false")
+
+
+@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train_network"])
+@pytest.mark.parametrize("name", section_options(Sampling)["sample_sampler"].choices)
+def test_the_check_counts_the_passes_that_a_sampler_takes(demo, script, name, prompts):
+    prompts.write_text(f"a cat --w 64 --h 64 --l 1 --s 6 --ss {name}\n", encoding="utf-8")
+    config = config_of(demo, script, sample_prompts=prompts, sample_every_n_steps=2, max_train_steps=8)
+    family = families.family_for(config)
+    components = family.load(torch.float32, torch.float32)
+    sampler, taken = family.sampler(components), []
+    components.denoiser.register_forward_pre_hook(lambda *_: taken.append(1))
+    (prompt,) = complete_prompts(config)
+    with torch.no_grad():
+        sampler.latents(imageless_request(prompt))
+    assert pictures_left([prompt], sampler, rounds=3).passes == 3 * len(taken)
+    counted = preview_time.preview_time(config, Clock(8, 4, 2), (64, 64)).steps
+    prompts.write_text("a cat --w 64 --h 64 --l 1 --s 6 --ss euler\n", encoding="utf-8")
+    usual = preview_time.preview_time(config, Clock(8, 4, 2), (64, 64)).steps
+    assert counted / usual == pytest.approx(len(taken) / 6)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -22,6 +22,7 @@ WAYS = [
     *((script, {}) for script in SCRIPTS),
     *((script, {"fp8_base": True, **BF16}) for script in LORAS),
     ("sdxl_train_network", {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}),
+    *((script, {"network_module": "lycoris.kohya", "network_args": ["algo=full"]}) for script in LORAS),
     ("flux_train_network", {"compile": True, "compile_backend": "eager"}),
     ("flux_train_network", {"gradient_checkpointing": True, "network_dropout": 0.1}),
 ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from library.families.base import ModelComponents, SampleRequest
 from library.families.shared import vae_memory, vae_tiles
+from library.families.shared.finite import require_finite
 from library.objectives import flow
 
 MAX_ENCODED_PROMPTS = 64  # encoded prompts of earlier requests to cache; prompts encoded together are never dropped
@@ -43,6 +44,7 @@ class Sampler(ABC):
         self.make_room: Callable[[], bool] = lambda: False
         # Returns the bytes of memory for what all steps of a picture read; None without a limit, 0 to keep nothing.
         self.room_to_keep: Callable[[], int | None] = lambda: None
+        self.requires_finite = True  # whether a picture of NaN is an error
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
         self.live: tuple[str, ...] = ()  # text encoders that learn, whose outputs are not cached
 
@@ -60,6 +62,10 @@ class Sampler(ABC):
     @abstractmethod
     def is_guided(self, request: SampleRequest) -> bool:
         """Return whether classifier-free guidance is used."""
+
+    def count_passes(self, request: SampleRequest) -> int:
+        """Return how often the denoiser predicts until an image is there, for all prompts of guidance together."""
+        return len(request.sigmas) or request.steps
 
     def batch_key(self, request: SampleRequest) -> Hashable:
         """Return what requests must have in common to be denoised in one batch; None for one that is denoised alone."""
@@ -157,7 +163,7 @@ class Sampler(ABC):
     def decoded(self, latents: Tensor) -> Tensor:
         """Decode latents to pixels [3, H, W] in [0, 1]; if memory is short in tiles, then in tiles on the CPU.
 
-        Raises the error of the last attempt.
+        Raises the error of the last attempt, and ConfigError for NaN.
         """
 
         def with_more_room() -> Tensor:
@@ -172,6 +178,8 @@ class Sampler(ABC):
         ways["CPU"] = lambda: self._decoded(latents.cpu(), tiled=True)
         way, pixels = vae_memory.first_that_fits(ways)
         self.decoded_by = "" if way == AT_ONCE else way or self.decoded_by
+        if self.requires_finite:
+            require_finite(pixels, latents, self.components.vae)
         return (pixels[0].float() / 2 + 0.5).clamp(0, 1)
 
     # Why: docs/decisions/2026-11-29-decoders-stay-eager.md

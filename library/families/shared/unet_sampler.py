@@ -170,6 +170,18 @@ class UnetSampler(Sampler):
         key = super().batch_key(request)
         return key and (key, self._chunks([request.negative, request.prompt]))
 
+    def count_passes(self, request: SampleRequest) -> int:
+        return len(self._schedule(request).timesteps)  # some samplers predict twice per step
+
+    def _schedule(self, request: SampleRequest) -> Any:
+        """Return the scheduler of a request, with its steps."""
+        config, name = self.family.config, request.sampler_name
+        if request.sigmas and name not in RENOISING:
+            name = "euler"  # the others have steps of their own
+        steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
+        set_noise_levels(steps, request)
+        return steps
+
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise, all prompts in one batch; float32 [N, 4, h, w] in the model's units."""
         denoiser, request, number = self.denoiser, requests[0], len(requests)
@@ -178,12 +190,7 @@ class UnetSampler(Sampler):
         height, width = self.size(request)
         texts = self.in_batches(self.text(requests, device))
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
-        config = self.family.config
-        name = request.sampler_name
-        if request.sigmas and name not in RENOISING:
-            name = "euler"  # the others have steps of their own
-        steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        set_noise_levels(steps, request)
+        steps = self._schedule(request)
         times = steps.timesteps.float().to(device)
         channels = denoiser.config.in_channels
         shape = 1, channels, height // 8, width // 8

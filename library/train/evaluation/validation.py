@@ -16,7 +16,7 @@ from library.data.images import ImageSet
 from library.data.loading import Batches
 from library.data.threads import ahead, num_workers
 from library.families.base import NoisedBatch
-from library.optim import optimizers
+from library.optim import averaging
 from library.train import beside
 from library.train.step.rng import derive_seed
 from library.train.stop_requests import WorkCancelled
@@ -175,7 +175,7 @@ def without_learning(networks: Iterable[nn.Module], training: Training) -> Itera
         in_evaluation_mode(networks),
         torch.no_grad(),
         training.world.autocast(),
-        optimizers.averaged(training.updates.raw_optimizer),
+        averaging.averaged(training.updates.raw_optimizer),
     ):
         yield
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from library.config.problems import ConfigError, Message, MessageLike
 from library.data.images import ImageSet
 from library.files import free_space, size_text
-from library.optim import optimizers
+from library.optim import averaging, optimizers
 from library.outputs import paths, verify
 from library.outputs.dataset_stats import dataset_stats
 from library.outputs.metadata import MetadataBuilder
@@ -143,7 +143,7 @@ class Checkpointer:
         """Save the file and its average by a method of `Writing`; return whether both are there."""
         updates, by = self._training.updates, by or self._writing.during
         self._journal.phase(Message("saving"))
-        with optimizers.averaged(updates.raw_optimizer):
+        with averaging.averaged(updates.raw_optimizer):
             saved = self._by_main(lambda: by(path, self._write))
         period = self._config.optim.ema_every_n_steps
         if self._config.optim.ema_decay and self._training.clock.step < period:

@@ -18,7 +18,7 @@ from library.memory import swapping
 from library.memory.prepare import is_sharded
 from library.methods import FullFinetune, TrainingMethod
 from library.methods.sharding import State, own_state, rows_of_parameter
-from library.optim import optimizers, resuming
+from library.optim import averaging, optimizers, resuming
 from library.optim.ema import ExponentialMovingAverage
 from library.optim.flat_adamw import clip_norm
 from library.optim.fused_step import PartitionedOptimizer
@@ -91,7 +91,7 @@ class Updates:
         self.average = ExponentialMovingAverage.wanted(method, config, world.device, world.main)
         self._guard = NonFiniteGuard(self.raw_optimizer, world.device, world.scaler is not None, on_host)
         self.groups = resuming.describe_groups(self.raw_optimizer)  # as configured, before a resume
-        optimizers.train_mode(self.raw_optimizer)
+        averaging.train_mode(self.raw_optimizer)
 
     def expect_gradients(self, last: bool) -> None:
         """Prepare for a backward pass; gradients are reduced over processes in the `last` one of a step."""
