@@ -20,7 +20,7 @@ from library.families.shared.raw_header import header_metadata
 
 V_PREDICTION = {"v_parameterization": True}
 INDEXES = ("model_index.json", "modular_model_index.json")  # of a pipeline, and of a modular pipeline
-# Tensors that only adapters have, of any kind: the prefixes of kohya's names, or what the tensors of each kind are called.
+# Tensors that only adapters have, of any kind: the prefixes of kohya's names, or what each kind calls its tensors.
 ADAPTER_PATTERN = re.compile(
     r"^(lora_(unet|te\d?|transformer|prior)|lycoris)_|lora_(down|up|A|B|magnitude)|"
     r"\.(hada_|lokr_|oft_|boft_|on_input$|diff(_b)?$)|\.[ab][12]\.weight$"
