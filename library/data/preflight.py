@@ -269,7 +269,8 @@ def _turned(images: list[Image]) -> Iterator[Problem]:
     """Warn of images, control and reference images that are not trained as viewers show them."""
     stored = {i.path for i in images if not i.how.upright}
     stored |= {control.path for i in images for control in i.controls if not control.how.upright}
-    if turned := sorted(path for path in stored if orientation(path) != 1):
+    paths = sorted(stored)
+    if turned := [path for path, turn in zip(paths, spread(orientation, paths), strict=True) if turn != 1]:
         yield about_images(
             "{count} turned or mirrored by an EXIF orientation, which is ignored; set exif_rotation to train them as "
             "they are seen: {turned}",
@@ -312,16 +313,17 @@ def _transparent(images: list[Image]) -> Iterator[Problem]:
     yield from _hidden_colours(controls - {i.path for i in images}, template)
 
 
+def _hides_colours(path: str) -> bool:
+    about = os.stat(path)
+    return hides_colours(path, about.st_mtime_ns, about.st_size)
+
+
 def _hidden_colours(paths: Collection[str], template: str) -> Iterator[Problem]:
     """Warn of images with hidden colours in transparent areas; only some of many are looked at."""
-    clear = sorted(path for path in paths if not path.lower().endswith(OPAQUE) and has_transparency(path))
+    doubtful = sorted(path for path in paths if not path.lower().endswith(OPAQUE))
+    clear = [path for path, is_clear in zip(doubtful, spread(has_transparency, doubtful), strict=True) if is_clear]
     looked_at = clear[:: -(-len(clear) // MAX_DECODED_IMAGES) or 1]  # every n-th; a step of 0 would be an error
-    abouts = [os.stat(path) for path in looked_at]
-    hidden = [
-        path
-        for path, about in zip(looked_at, abouts, strict=True)
-        if hides_colours(path, about.st_mtime_ns, about.st_size)
-    ]
+    hidden = [path for path, hides in zip(looked_at, spread(_hides_colours, looked_at), strict=True) if hides]
     count = counted(len(hidden), "image")
     if len(looked_at) < len(clear):
         count = Message("{count} of {looked_at} that were looked at", count=count, looked_at=len(looked_at))
