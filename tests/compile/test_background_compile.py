@@ -191,7 +191,7 @@ def beside(run, calls=()):
         ({"compile_warmup": "beside"}, ""),
         ({"compile_warmup": "beside", "compile_scope": "model"}, "compile_scope is model"),
         ({"compile_warmup": "beside", "compile_from_step": "4"}, "compile_from_step says when"),
-        ({"compile_warmup": "beside", "blocks_to_swap": 2}, "blocks_to_swap or"),
+        ({"compile_warmup": "beside", "blocks_to_swap": 2}, "blocks_to_swap moves what blocks"),
         ({"compile_warmup": "true"}, "compile_warmup is true"),
         ({"compile_backend": "aot_eager"}, "only inductor"),
         ({"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16"}, "products in 8 bits"),

@@ -70,7 +70,7 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
             {"compile_from_step": "soon"},
             "'soon' is not a step; write 40, or a kind of block and its step, such as double",
         ),
-        ({"compile_from_step": "middle:4"}, "'middle:4' is no step"),
+        ({"compile_from_step": "middle:4"}, "'middle:4' is not a step"),
         ({"compile_from_step": ","}, "',' names no step; write 40, or nothing to compile from the beginning"),
         ({"compile_from_step": "4", "compile_compare_steps": 5}, "both say when compiling begins"),
         (

@@ -31,7 +31,7 @@ def test_a_profile_builds_for_every_script_and_holds_no_default(profile, script)
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_says_in_one_line_when_to_use_it(profile):
     assert profile.sentence.endswith(".") and profile.path.read_text(encoding="utf-8").count("#") == 1
-    assert profile.title.startswith("Compile, ") and len(profile.title) < 45
+    assert str(profile.title).startswith("Compile, ") and len(str(profile.title)) < 45
 
 
 def test_the_fast_start_compiles_as_little_as_there_is():

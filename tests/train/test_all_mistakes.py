@@ -169,6 +169,7 @@ def states(folder):
         torch.save({}, place / "scheduler.bin")
         torch.save({}, place / "random_states_0.bin")
         facts = {"version": 1, "current_step": 1, "current_epoch": 1, "seed": 1, "settings": said}
+        facts |= {"losses": [], "batches": {"epoch": 0, "index": 1, "seed": 1}}
         (place / "train_state.json").write_text(json.dumps(facts))
 
 

@@ -23,7 +23,7 @@ WAYS = [
     *((script, {"fp8_base": True, **BF16}) for script in LORAS),
     ("sdxl_train_network", {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}),
     *((script, {"network_module": "lycoris.kohya", "network_args": ["algo=full"]}) for script in LORAS),
-    ("flux_train_network", {"compile": True, "compile_backend": "eager"}),
+    pytest.param("flux_train_network", {"compile": True, "compile_backend": "eager"}, id="compiled"),
     ("flux_train_network", {"gradient_checkpointing": True, "network_dropout": 0.1}),
 ]
 SWAPPED = [("flux_train_network", 2), ("flux_train_network", 2), ("flux_train", 2), ("qwen_image_train_network", 1)]
