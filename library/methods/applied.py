@@ -169,6 +169,11 @@ def weight_in_use(layer: Any) -> Tensor:
     return layer.adapter.weight if weight is None else weight
 
 
+def _base_weight(layer: Any) -> Tensor:
+    weight = getattr(layer, "weight", None)
+    return layer.adapter.org_weight if weight is None else weight
+
+
 def _like_weight(layer: Any) -> Tensor:
     """Return a tensor without memory of the shape of a layer's weight, which in 4 bits is stored in another."""
     shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else weight_in_use(layer).shape
@@ -180,7 +185,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     """Return a layer's weight in the base model, in float32 on the device of `x`, however it is stored, and whatever an
     adapter that is trained makes of it.
     """
-    weight = layer.weight if getattr(layer, "weight", None) is not None else layer.adapter.org_weight
+    weight = _base_weight(layer)
     if "weight_scale" not in layer._buffers:
         return weight.to(x.device, torch.float32)
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
