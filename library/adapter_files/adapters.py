@@ -208,6 +208,8 @@ def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metada
     """Return the file's tensors in a format, and required additions to its metadata."""
     out: dict[str, Tensor] = {}
     endings, extra = names.endings(lora.family, style), {}
+    if style == "comfy" and _alphas_are_misread(lora):
+        del endings[ALPHA]
     for module, adapter in sorted(lora.adapters.items()):
         stored = adapter if ALPHA in endings else _folded(adapter)
         for name, piece in _spelled(lora.family, module, stored, style):
@@ -228,6 +230,17 @@ def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metada
             f"{name}{names.WRITTEN['kohya'].get(part, f'.{part}')}": tensor for part, tensor in change.parts.items()
         }
     return {name: tensor.contiguous() for name, tensor in out.items()}, extra
+
+
+def _alphas_are_misread(lora: Lora) -> bool:
+    """Return whether diffusers would take other alphas under kohya's names: it assigns those that differ from the most
+    common one of a part to layers by names that it has in neither attention nor text encoders.
+    """
+    alphas: dict[str, set[float]] = {}
+    for module, adapter in lora.adapters.items():
+        alphas.setdefault(module.part, set()).add(adapter.rank if adapter.alpha is None else float(adapter.alpha))
+    has_kohya_names = names.lora_names_of(lora.family).shared.names == "kohya"
+    return has_kohya_names and any(len(of_part) > 1 for of_part in alphas.values())
 
 
 def _no_peft(module: Module, change: LayerChange) -> ConfigError:

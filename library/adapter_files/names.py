@@ -338,7 +338,7 @@ def parse_name(name: str, family: str) -> Parsed:
 def endings(family: str, style: str) -> dict[str, str]:
     """Return the suffixes of a plain LoRA's keys in a format."""
     if style != "comfy":
-        return WRITTEN[style]
+        return dict(WRITTEN[style])
     shared = lora_names_of(family).shared
     suffixes = WRITTEN["diffusers" if shared.is_peft else "kohya"] | {ALPHA: ".alpha"}
     return suffixes if shared.has_alphas else {part: suffixes[part] for part in (DOWN, UP)}

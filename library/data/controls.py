@@ -161,8 +161,14 @@ def controls_of(
         if fit is None:
             template = "the reference image {path} does not exist"
             if os.path.lexists(path):
-                template = "the reference image {path} cannot be read, or is too small: replace it"
-            survey.problems.append(about_images(template, path=path))
+                template = "the reference image {path} cannot be read: replace it"
+            if min(size) > 0:
+                template = (
+                    "the reference image {path} is {width}x{height}: scaled as the data set says, less than {least} "
+                    "pixels of its shorter side remain; crop or replace it"
+                )
+            facts = {"width": size[0], "height": size[1], "least": SIDE_MULTIPLE}
+            survey.problems.append(about_images(template, path=path, **facts))
         else:
             controls.append(ControlImage(path, size, fit, how=survey.how))
     return tuple(controls)

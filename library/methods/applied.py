@@ -169,6 +169,11 @@ def weight_in_use(layer: Any) -> Tensor:
     return layer.adapter.weight if weight is None else weight
 
 
+def _base_weight(layer: Any) -> Tensor:
+    weight = getattr(layer, "weight", None)
+    return layer.adapter.org_weight if weight is None else weight
+
+
 def _like_weight(layer: Any) -> Tensor:
     """Return a tensor without memory of the shape of a layer's weight, which in 4 bits is stored in another."""
     shape = (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else weight_in_use(layer).shape
@@ -177,15 +182,19 @@ def _like_weight(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the weight that a layer computes with, in float32 on the device of `x`, however it is stored."""
-    weight = weight_in_use(layer)
+    """Return a layer's weight in the base model, in float32 on the device of `x`, however it is stored, and whatever an
+    adapter that is trained makes of it.
+    """
+    weight = _base_weight(layer)
     if "weight_scale" not in layer._buffers:
         return weight.to(x.device, torch.float32)
     # A weight in 8 bits may be stored rotated, but the layer's output for the identity is the transposed weight.
     if isinstance(layer, nn.Linear):
         identity = torch.eye(layer.in_features, device=x.device, dtype=x.dtype)[None]
-        # A layer whose own product is computed ahead returns zeros for it (library/memory/modulation.py).
-        product = getattr(layer, "whole_product", None) or getattr(layer, "unchanged", layer.forward)
+        # A layer whose own product is computed ahead returns zeros for it (library/memory/modulation.py); the base of
+        # one with a LoRA is without that.
+        names = ("whole_product", "base", "unchanged", "forward")
+        product = next(getattr(layer, name) for name in names if hasattr(layer, name))
         output = product(identity)[0].float()
         return (output if layer.bias is None else output - layer.bias.float()).T.contiguous()
     scale = layer.get_buffer("weight_scale").view(-1, *(1 for _ in weight.shape[1:]))

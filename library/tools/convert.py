@@ -22,10 +22,11 @@ def convert_lora(
     """Write a LoRA in the format `to` ("kohya", "diffusers", "comfy") from any format.
 
     Products stay the same, and tensors if the format allows. diffusers has no alphas: the strength goes into `lora_B`
-    and is stored in the metadata for converting back. FLUX.1's fused layers, separate in diffusers, are split and
-    joined exactly; slices of a file trained in diffusers become one adapter whose rank is their sum. For ComfyUI, OFT
-    and BOFT are rewritten so that its formulas give the same result; `note` gets a sentence for each kind that it still
-    computes differently. Raises ConfigError for kinds without names there.
+    and is stored in the metadata for converting back, for "comfy" too where diffusers would read alphas wrongly.
+    FLUX.1's fused layers, separate in diffusers, are split and joined exactly; slices of a file trained in diffusers
+    become one adapter whose rank is their sum. For ComfyUI, OFT and BOFT are rewritten so that its formulas give the
+    same result; `note` gets a sentence for each kind that it still computes differently. Raises ConfigError for kinds
+    without names there.
     """
     if to not in FORMATS:
         raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))

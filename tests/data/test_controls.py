@@ -185,6 +185,19 @@ def sentences(config):
     return " / ".join(map(str, data.check_data(config, 16).problems))
 
 
+@pytest.mark.parametrize("size", [(65, 131), (1, 1000), (4000, 30)])
+def test_references_of_odd_shapes_are_used_or_named(pairs, size):
+    """Scaled to the target little of them may be left, in their own size they may be too thin."""
+    make.picture(pairs / "second" / "00.webp", size, seed=1)
+    path = str(pairs / "second" / "00.webp")
+    for more, is_cut in (("", True), ("no_resize_control = true", False), ("control_resolution = 64", False)):
+        check = data.check_data(toml(pairs, more), 16)
+        assert any("shown to the model cropped" in str(note) and path in str(note) for note in check.warnings) == is_cut
+        is_thin = more.startswith("no_resize") and min(size) < 16
+        said = f"{path} is {size[0]}x{size[1]}: scaled as the data set says"
+        assert [said in str(problem) for problem in check.problems] == [True] * is_thin
+
+
 def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
     (pairs / "second" / "00.webp").unlink()
     assert f"{pairs / 'second'} has no reference image of 1 image: {pairs / 'images' / '00.png'}; add" in sentences(
@@ -192,7 +205,9 @@ def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
     )
     make.picture(pairs / "second" / "00.png", (8, 8))
     small = toml(pairs, "no_resize_control = true")
-    assert "the reference image" in sentences(small) and "is too small: replace it" in sentences(small)
+    assert "00.png is 8x8: scaled as the data set says, less than 16 pixels" in sentences(small)
+    (pairs / "second" / "00.png").write_bytes(b"no image")
+    assert "00.png cannot be read: replace it" in sentences(small)
     assert sentences(toml(pairs, controls=False)).count("control_directory") == 1
     use(least=1, most=1)
     assert "02.png has 2 reference images, and this model takes 1 at most" in sentences(toml(pairs))

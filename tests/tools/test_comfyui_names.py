@@ -311,6 +311,26 @@ def paths_of(variant, module, is_lokr):
     return names.lora_names_of(family_of(variant)).pieces(module.path)
 
 
+def loaded_layers(variant, file, **encoders):
+    """Load a file with the pipeline's own loader; return its layers, those of text encoders after their name."""
+    from diffusers.loaders import lora_pipeline
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    mixin = getattr(lora_pipeline, f"{MIXINS[family_of(variant)]}LoraLoaderMixin")
+    networks_by_name = {"unet" if variant in ("sdxl", "sd15") else "transformer": transformer(variant)}
+    networks_by_name |= {"text_encoder": encoders.get("clip_l"), "text_encoder_2": encoders.get("clip_g")}
+    pipeline = type("Pipeline", (mixin,), {"components": {}, "hf_device_map": None, **networks_by_name})()
+    pipeline.load_lora_weights(file)
+    prefixes = {"text_encoder": "clip_l.", "text_encoder_2": "clip_g."}
+    return {
+        prefixes.get(part, "") + name: layer
+        for part, network in networks_by_name.items()
+        if network is not None
+        for name, layer in network.named_modules()
+        if isinstance(layer, BaseTunerLayer)
+    }
+
+
 LOADED = [
     (variant, kind, ())
     for variant in VARIANTS
@@ -327,22 +347,13 @@ LOADED += [
 @pytest.mark.parametrize(("variant", "kind", "more"), LOADED, ids=lambda value: str(value))
 def test_diffusers_adds_the_same_to_every_layer(variant, kind, more, tmp_path):
     """Loaded by the pipeline's own loader; the strength counts, wherever the file has it."""
-    from diffusers.loaders import lora_pipeline
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    mixin = getattr(lora_pipeline, f"{MIXINS[family_of(variant)]}LoraLoaderMixin")
-    model = transformer(variant)
-    denoiser = "unet" if variant in ("sdxl", "sd15") else "transformer"
-    nothing = {"components": {}, "hf_device_map": None, "text_encoder": None, "text_encoder_2": None}
-    pipeline = type("Pipeline", (mixin,), {denoiser: model, **nothing})()
     file = written(variant, kind, more, tmp_path / "a.safetensors")
     whole = adapters.read_lora(file)
     parts = {
         module: part for module, part in {**whole.adapters, **whole.other_changes}.items() if module.part == "denoiser"
     }
     there = load_file(convert_lora(file, tmp_path / "b.safetensors", to="comfy"))
-    pipeline.load_lora_weights({key: tensor for key, tensor in there.items() if not key.startswith(names.TEXT)})
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+    layers = loaded_layers(variant, {key: tensor for key, tensor in there.items() if not key.startswith(names.TEXT)})
     paths = set()
     for module, part in parts.items():
         deltas = [layers[path].get_delta_weight("default_0") for path in paths_of(variant, module, kind == "lokr")]
