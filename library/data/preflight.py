@@ -252,7 +252,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
     small = sorted({i.path for i in images if i.fit.resized[0] > i.size[0] * 1.5 or i.fit.resized[1] > i.size[1] * 1.5})
     if small:
         yield about_images(
-            "{count} enlarged to more than 1.5 times the size, which blurs: {small}",
+            "{count} upscaled more than 1.5 times, which blurs: {small}",
             count=counted(len(small), "image"),
             small=some(small),
         )
@@ -287,9 +287,9 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
     if not lost:
         return
     worst = sorted(lost, key=lambda path: (-lost[path], path))
-    names = some([f"{path} ({round(100 * lost[path])} %)" for path in worst])
+    names = some([f"{path} ({round(100 * lost[path])}%)" for path in worst])
     yield about_images(
-        "{count} cropped by more than {much} % of their width or height: {names}; crop or pad them yourself, or leave "
+        "{count} cropped by more than {much}% of their width or height: {names}; crop or pad them yourself, or leave "
         "them out",
         count=counted(len(lost), "image"),
         much=round(100 * MUCH_CUT),

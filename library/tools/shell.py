@@ -201,7 +201,7 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
         subparser.set_defaults(run=run)
         return subparser
 
-    _merge(tool(merge, "merge LoRAs into a checkpoint (base), or several into one"))
+    _merge(tool(merge, "merge LoRAs into a base model, or several LoRAs into one"))
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
     _resize(tool(resize, "reduce the ranks of a LoRA"))
     command = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
