@@ -153,7 +153,7 @@ def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     assert page.locator("#lora-presets h4").first.text_content() == "FLUX.1"  # the chosen family's come first
     assert page.locator("#lora-network_dim").input_value() == rank
     assert page.locator("#lora-output_dir").input_value() == "/results"
-    assert page.locator(".start:visible b").inner_text() == chosen.title
+    assert page.locator(".start:visible b").inner_text() == str(chosen.title)
     assert page.locator(".changed:visible [data-option]").count() == 1  # only the folder
     row = page.locator(".changes-made tr", has_text="network_dim")  # what it changed, with both values
     assert row.locator("td").all_inner_texts()[1:] == ["3", rank]
