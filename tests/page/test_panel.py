@@ -120,7 +120,7 @@ def test_where_a_steps_time_goes_and_how_busy_the_machine_is(tmp_path, monkeypat
 def test_what_took_time_besides_the_steps_is_shown_by_name(tmp_path):
     lost = [{"cause": Message("new epochs"), "seconds": 2.72}, {"cause": Message("saving"), "seconds": 1.0}]
     page = shown(tmp_path, [step(1)], lost_seconds=lost)
-    assert "Time besides steps" in page and "3.7 s since the first step" in page
+    assert "Time besides steps" in page and "3.7 s went to other work since the first step" in page
     assert "new epochs 2.7 s, saving 1.0 s" in page
     for damaged in ([], [1], [{"cause": "x"}], {"a": 1}, None):
         assert "Time besides steps" not in shown(tmp_path, [step(1)], lost_seconds=damaged)
