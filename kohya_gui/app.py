@@ -17,8 +17,8 @@ from kohya_gui.form.api import FormApi
 from kohya_gui.form.buttons import Forms, TrainingTabs
 from kohya_gui.form.caches import CacheApi
 from kohya_gui.form.demo import DemoApi
-from kohya_gui.form.form import visibility
 from kohya_gui.form.print_command import CommandPrinter
+from kohya_gui.form.sections import visibility
 from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FAMILY_TITLES, FIRST_KIND, TABS, in_order_of_kohya_ss

@@ -59,6 +59,8 @@ INSTEAD = {
     r"cut off\b": "interrupted",
     r"by chance\b": "randomly; stochastic rounding",
     r"never in the way|in the way where": "in place of",
+    r"\} %(?! \()": "no blank before a percent sign",
+    r"\benlarged (\{|more than|to more than|over)": "upscaled",
     r"ways? of (training|doing) it|the usual ways|every way\b": "settings",
 }
 
@@ -140,6 +142,8 @@ def test_no_text_uses_words_that_stop_a_reader():
         "starts the very thing\nthe page starts",
         "Reads what people have",
         "tables are for the eye",
+        "{percent} % of an epoch",
+        "enlarged {factor} times",
     ],
 )
 def test_the_list_knows_what_stopped_readers_before(text):

@@ -76,8 +76,8 @@ export function badges(row) {
       }),
     ]);
   if (row.cut > 0.02)
-    labels.push([row.cut > 0.2 ? "warn" : "", say("{share} % cropped", { share: Math.round(row.cut * 100) })]);
-  if (row.larger > 1.5) labels.push(["warn", say("enlarged {factor} times", { factor: row.larger.toFixed(1) })]);
+    labels.push([row.cut > 0.2 ? "warn" : "", say("{share}% cropped", { share: Math.round(row.cut * 100) })]);
+  if (row.larger > 1.5) labels.push(["warn", say("upscaled {factor} times", { factor: row.larger.toFixed(1) })]);
   if (row.turned) labels.push(row.upright ? ["", "turned by EXIF"] : ["warn", "EXIF rotation, ignored"]);
   return labels.map(([kind, text]) => make("span", { className: `badge ${kind}` }, text));
 }

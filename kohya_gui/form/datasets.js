@@ -266,7 +266,7 @@ async function send(box, files, row, name = "image_dir") {
     if (!folder && into && BESIDE[name]) folder = textsOf(into).image_dir + BESIDE[name];
     if (!folder) ({ folder } = await ask("upload_folder", { name: valueOf(box, "output_name") }));
     state.sending = new Sending(files, folder, (bytes, of, done, all) => {
-      find(line, "span").textContent = say("{done} of {files} files, {percent} %", {
+      find(line, "span").textContent = say("{done} of {files} files, {percent}%", {
         done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100,
       });
       find(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;

@@ -390,9 +390,3 @@ def as_sentence(text: str, names: Iterable[Any] = ()) -> str:
     first = text.split(" ", 1)[0].rstrip(",:")
     start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text
     return start if start.endswith((".", ")")) else start + "."
-
-
-def visibility(families: Iterable[str]) -> str:
-    """The style rules by which a family's form hides fields that it does not have, or that have no effect there."""
-    rules = (f'.settings:has(input[value="{name}"]:checked) [class*="only-"]:not(.only-{name})' for name in families)
-    return f"<style>{', '.join(rules)} {{ display: none; }}</style>"

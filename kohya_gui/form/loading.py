@@ -79,7 +79,7 @@ def config_problems(
     of_file = [
         *imported.problems,
         *imported.unknown(),
-        *(Problem(outcome.key, ": {text}", text=outcome.text) for outcome in _unread(imported)),
+        *(Problem(outcome.key, ": {text}", fix=outcome.fix, text=outcome.text) for outcome in _unread(imported)),
     ]
     named, config = {problem.option for problem in of_file}, imported.config
     filled = Submission(config.family, form.shown(config.family, option_values(config)), launch)
@@ -89,9 +89,9 @@ def config_problems(
 
 def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:
     """The fix for a problem of a loaded config, as values of fields: an unknown key becomes the option that was
-    probably meant, and a value that cannot be parsed becomes the preset's."""
+    probably meant, and a value that cannot be parsed becomes what it resembles, else the preset's."""
     options = options_of(type(imported.config))
-    if problem.option in {outcome.key for outcome in _unread(imported)}:
+    if not problem.fix and problem.option in {outcome.key for outcome in _unread(imported)}:
         return start_preset.value(form.tab, type(imported.config), problem.option)
     values = working_fix(problem, imported.config) if problem.option in options or not problem.option else problem.fix
     return form.shown(imported.config.family, values)

@@ -1,5 +1,7 @@
 """The sections of the form: their order, titles, and purposes in one sentence each."""
 
+from collections.abc import Iterable
+
 # heading -> (section, title, sentence)
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
@@ -44,3 +46,17 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ),
     ),
 )
+
+
+def visibility(families: Iterable[str]) -> str:
+    """The style rules by which a family's form hides fields that it does not have, or that have no effect there, and
+    sections that would unfold to nothing, as all that the family has there is rarely used."""
+    rules = []
+    for name in families:
+        form = f'.settings:has(input[value="{name}"]:checked)'
+        its_fields = f'.field:is(.only-{name}, :not([class*="only-"])):is(:not(.advanced), .changed, .led)'
+        rules += [
+            f'{form} [class*="only-"]:not(.only-{name})',
+            f'{form}:not(:has(input[name="advanced"]:checked)) .section:not(:has(.grid > :not(.field), {its_fields}))',
+        ]
+    return f"<style>{', '.join(rules)} {{ display: none; }}</style>"

@@ -198,7 +198,7 @@ function bench(body, job) {
   if (body.verdict) parts.push(advice(body.verdict, "Apply the best to my config", job));
   const columns = ["Speed", "Memory", "MFU", "Compiling"].filter((name) =>
     body.groups.some((group) => group.rows.some((row) => cell(row, name))));
-  for (const group of body.groups) parts.push(chart(group, ["Way", "Time", ...columns]));
+  for (const group of body.groups) parts.push(chart(group, ["Variant", "Time", ...columns]));
   if (body.notes.length) parts.push(make("ul", { className: "notes" }, body.notes.map((note) => make("li", {}, note))));
   parts.push(make("details", {}, make("summary", {}, translated("What is compared")),
     make("dl", {}, body.about.flatMap(([name, about]) => [make("dt", {}, name), make("dd", {}, about)]))));
@@ -257,7 +257,7 @@ function profile(body, job) {
       make("p", {}, finding.text),
       finding.options && makeButton(`${translated("Apply")}: ${finding.options}`, () => apply(job.id, i))));
   const rows = body.kinds.map((kind) => ({
-    name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)} %`,
+    name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)}%`,
     p90: "", speed: "", memory: "", mfu: "", compiled: "",
   }));
   const choice = body.verdict.some((finding) => finding.options) ? targets() : null;

@@ -131,7 +131,7 @@ class LabTab:
         """A form as a TOML file for the command; its model has to exist, its images need not."""
         config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(request.text("form")))
         if not config.model.pretrained_model_name_or_path:
-            raise ConfigError("The form of {titles} names no base model: fill that in first.", titles=self.titles[tab])
+            raise ConfigError("The {titles} form names no base model: fill that in first.", titles=self.titles[tab])
         paths.allow(config, self.roots)
         path = jobs.jobs_folder() / "form.toml"
         write_atomic(path, to_toml(config))
@@ -139,7 +139,7 @@ class LabTab:
 
     def _markup(self) -> str:
         forms: dict[str, MessageLike] = {
-            tab: Message("The form of {name}", name=name) for tab, name in self.titles.items()
+            tab: Message("The {name} form", name=name) for tab, name in self.titles.items()
         }
         models = {**{name: text for name, (text, _) in MODELS.items()}, **forms}
         size = "full" if gpu_slots.devices() != (gpu_slots.CPU,) else "tiny"

@@ -40,7 +40,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         return ""
     shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
     title = (
-        "<h3><span>Samples <small>click one to compare it with another step</small></span>"
+        "<h3><span>Samples <small>Click one to compare it with another step.</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
     return f'<section class="samples">{title}{_cost_html(progress)}{shown}</section>'

@@ -244,7 +244,7 @@ function summary({ entries, waiting, paused, halted, gpus }) {
     return paused === "by you"
       ? "Paused: no new training starts."
       : say("Paused: no new training starts. {why}", { why: paused });
-  if (!waiting) return translated("The queue is empty.");
+  if (!waiting) return translated("No training is waiting.");
   const trainings = count(waiting, "training");
   if (gpus.length < 2) return say("{trainings} waiting.", { trainings });
   return say("{trainings} waiting. One training at a time on each GPU ({gpus}).", {

@@ -103,7 +103,7 @@ export class RunPage {
       const shown = nameAmong(this.runs[at], this.runs, (id) => names.get(id) ?? id);
       const name = make("span", { className: "own" }, shown);
       this.galleries[at].element.setAttribute("aria-label", `${translated("Samples")} ${shown}`);
-      this.galleries[at].title.replaceChildren(translated("Samples"), " ", name);
+      this.galleries[at].title.replaceChildren(translated("Samples"), " · ", name);
       void this.galleries[at].update(answer.sample);
     });
   }

@@ -69,7 +69,7 @@ class SamplingTab:
     def choices(self, request: ApiRequest) -> JsonObject:
         """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
-        forms = [[TAB + tab, Message("The form of {name}", name=title)] for tab, title in self.titles.items()]
+        forms = [[TAB + tab, Message("The {name} form", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.result.get("files")]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
@@ -204,7 +204,7 @@ class SamplingTab:
         config = build_config(sampled, plan.sampling_values(kind, values), notes=[])
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError(
-                "The form of {titles} names no base model: fill that in first.",
+                "The {titles} form names no base model: fill that in first.",
                 titles=self.titles.get(name.removeprefix(TAB), name),
             )
         paths.allow(config, self.roots)

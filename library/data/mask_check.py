@@ -275,9 +275,9 @@ def _summary(number: int, images: int, decoded: Sequence[tuple[Mask, Content]], 
         "looked": len(decoded),
     }
     if inpaints:
-        return Message("masks: {masks} of {images}; {share} % of their area is to be painted", **facts)
+        return Message("masks: {masks} of {images}; {share}% of their area is to be painted", **facts)
     if len(decoded) < number:
         return Message(
-            "masks: {masks} of {images}; {share} % of the area counts, of {looked} that were looked at", **facts
+            "masks: {masks} of {images}; {share}% of the area counts, of {looked} that were looked at", **facts
         )
-    return Message("masks: {masks} of {images}; {share} % of their area counts", **facts)
+    return Message("masks: {masks} of {images}; {share}% of their area counts", **facts)

@@ -252,7 +252,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
     small = sorted({i.path for i in images if i.fit.resized[0] > i.size[0] * 1.5 or i.fit.resized[1] > i.size[1] * 1.5})
     if small:
         yield about_images(
-            "{count} enlarged to more than 1.5 times the size, which blurs: {small}",
+            "{count} upscaled more than 1.5 times, which blurs: {small}",
             count=counted(len(small), "image"),
             small=some(small),
         )
@@ -285,14 +285,14 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
     at_random = {i.path for i in images if i.subset.random_crop or i.subset.face_crop_aug_range}
     lost_by_image = {i.path: max(i.fit.cut) for i in images if i.path not in at_random}
     template = (
-        "{count} cropped by more than {much} % of their width or height: {names}; crop or pad them yourself, or leave "
+        "{count} cropped by more than {much}% of their width or height: {names}; crop or pad them yourself, or leave "
         "them out"
     )
     yield from _much_cut(lost_by_image, template)
     scaled = [i for i in images if not (i.subset.no_resize_control or i.subset.control_resolution)]
     references = [control for i in scaled for control in i.controls if not control.is_masked]
     template = (
-        "{count} shown to the model cropped by more than {much} % of their width or height: {names}; set "
+        "{count} shown to the model cropped by more than {much}% of their width or height: {names}; set "
         "no_resize_control or control_resolution in the dataset_config to show all of them"
     )
     yield from _much_cut({control.path: max(control.fit.cut) for control in references}, template)
@@ -301,7 +301,7 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
 def _much_cut(lost_by_path: dict[str, float], template: str) -> Iterator[Problem]:
     lost = {path: share for path, share in lost_by_path.items() if share > MUCH_CUT}
     worst = sorted(lost, key=lambda path: (-lost[path], path))
-    names = some([f"{path} ({round(100 * lost[path])} %)" for path in worst])
+    names = some([f"{path} ({round(100 * lost[path])}%)" for path in worst])
     if lost:
         yield about_images(template, count=counted(len(lost), "image"), much=round(100 * MUCH_CUT), names=names)
 

@@ -129,7 +129,7 @@ def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
         except ConfigError as reason:
             is_named = name == key or any(problem.option == name for problem in reason.problems)
             text = reason.said if is_named else Message("{key}: {text}", key=name, text=reason.said)
-            builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else KeyOutcome(key, "ignored", text)
+            builder.outcomes[key] = KeyOutcome(key, "empty") if value is False else _ignored(key, text, reason)
     _drop_shares(builder, accepted)
     _fit_bucket_steps(builder, config, accepted)
     notes, problems = list(builder.notes), list(builder.problems)
@@ -251,6 +251,10 @@ def _reported_outcomes(builder: ImportBuilder, config: type[RunConfig], values: 
     return tuple(outcomes)
 
 
+def _ignored(key: str, text: MessageLike, reason: ConfigError) -> KeyOutcome:
+    return KeyOutcome(key, "ignored", text, {name: fix for each in reason.problems for name, fix in each.fix.items()})
+
+
 def _read_value(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:
     """Parse the value of an option. Raises ConfigError with the reason when it cannot be set."""
     option: Option | None = options_of(config).get(name)
@@ -261,11 +265,14 @@ def _read_value(config: type[RunConfig], name: str, value: Any, configs: Configs
     try:
         result = option.read(value)
     except ConfigError as error:
-        raise ConfigError(
+        problem = Problem(
+            "",
             "{error}; the default is used ({default})",
+            fix=error.problems[0].fix,
             error=error.said,
             default=option.text(option.default) or "not set",
-        ) from None
+        )
+        raise ConfigError(problem) from None
     if result != option.default and (why := config.refusal(name, result)):
         raise ConfigError(why)
     return result

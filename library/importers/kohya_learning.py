@@ -57,7 +57,7 @@ def read_warmup(builder: ImportBuilder, tab: str) -> None:
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
         text = Message(
-            "{percent} % of all steps is {option}",
+            "{percent}% of all steps is {option}",
             percent=f"{percent:g}",
             option=option_values({"lr_warmup_steps": str(share)}),
         )

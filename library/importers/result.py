@@ -23,7 +23,7 @@ class KeyOutcome:
     key: str
     kind: Kind
     text: MessageLike = ""
-    fix: JsonMapping = field(default_factory=dict)  # the option that an unknown key was probably meant for, by name
+    fix: JsonMapping = field(default_factory=dict)  # what was probably meant: the option of an unknown key, or a value
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,14 +201,14 @@ def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpa
         subparser.set_defaults(run=run)
         return subparser
 
-    _merge(tool(merge, "merge LoRAs into a checkpoint (base), or several into one"))
+    _merge(tool(merge, "merge LoRAs into a base model, or several LoRAs into one"))
     _extract(tool(extract, "make a LoRA from a tuned checkpoint minus its base"))
     _resize(tool(resize, "reduce the ranks of a LoRA"))
     command = tool(convert, "change the names in a LoRA: kohya, diffusers (PEFT), comfy")
     command.add_argument("lora", type=Path, help="the file to convert")
     command.add_argument("--to", required=True, choices=("kohya", "diffusers", "comfy"), help="the names to write")
     _add_output_options(command)
-    command = tool(verify, "check a LoRA for errors; the exit code is 1 when there are some")
+    command = tool(verify, "check a LoRA for errors")
     command.add_argument("lora", type=Path, help="the file to check")
     command.add_argument("--base", type=Path, help="a checkpoint that must have every module in the right size")
     command.add_argument("--json", action="store_true", help="everything as JSON")
@@ -258,7 +258,7 @@ def _extract(parser: argparse.ArgumentParser) -> None:
 def _resize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lora", type=Path, help="the file to make smaller")
     parser.add_argument("--rank", type=int, required=True, help="the largest rank")
-    parser.add_argument("--conv_rank", type=int, help="the same for convolutions (--rank when not given)")
+    parser.add_argument("--conv_rank", type=int, help="the same for convolutions (the rank when not given)")
     parser.add_argument(
         "--method",
         default="fixed",

@@ -306,7 +306,7 @@ def test_an_empty_concept_folder_is_named(tmp_path):
         ({"alpha_mask": True}, "alpha_mask"),
         ({"face_crop_aug_range": "2,4"}, "face_crop_aug_range"),
         ({"train_batch_size": 9}, "batch size"),
-        ({"resolution": "128"}, "enlarged"),
+        ({"resolution": "128"}, "upscaled"),
     ],
 )
 def test_options_that_do_nothing_with_this_data_are_pointed_out(tmp_path, options, word):

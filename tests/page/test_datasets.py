@@ -238,7 +238,7 @@ def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     folder = served[1] / "kohya" / "images" / "phone"
     assert sorted(file.name for file in folder.iterdir()) == ["0.png", "0.txt", "1.png", "1.txt", "2.png"]
     assert form.locator("[data-option=train_data_dir]").input_value() == str(folder)
-    visitor.until("100 % of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
+    visitor.until("100% of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
     repeats = box.locator("li [data-set=num_repeats]")
     repeats.fill("4")  # a single folder needs no dataset file
     visitor.until("12 images per epoch", ".datasets .sum")

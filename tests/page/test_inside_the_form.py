@@ -13,6 +13,14 @@ lr_scheduler = "cosine"
 """
 
 
+EMPTY = """tab => [...document.querySelectorAll(`#${tab}-form .section`)].filter((section) => {
+  const button = section.querySelector(".fold button");
+  if (!section.checkVisibility()) return false;
+  if (button.getAttribute("aria-expanded") === "false") button.click();
+  return ![...section.querySelectorAll(".grid > *")].some((part) => part.checkVisibility());
+}).map((section) => section.querySelector("h3").innerText)"""
+
+
 def line_of(visitor, section):
     return visitor.page.locator(f"#lora-form .section:has(#lora-section-{section}) .set")
 
@@ -119,3 +127,22 @@ def test_a_config_is_edited_as_text_and_saved_under_a_free_name(visit, served):
     visitor.click("Undo the last change")
     visitor.until("Seed: not set again", ".told .message")
     assert page.locator("#lora-seed").input_value() == ""
+
+
+@pytest.mark.parametrize("tab", ["LoRA", "Finetune"])
+def test_no_section_unfolds_to_nothing(visit, tab):
+    visitor = visit()
+    visitor.tab(tab)
+    page, form = visitor.page, f"#{tab.lower()}-form"
+    families = page.locator(f"{form} input[name=family]").evaluate_all("all => all.map((one) => one.value)")
+    assert len(families) > 8
+    empty = {}
+    for family in families:
+        page.locator(f"{form} input[name=family][value='{family}'] + span").click()
+        empty[family] = page.evaluate(EMPTY, tab.lower())
+    assert not any(empty.values()), empty
+    page.locator(f"{form} input[name=family][value=anima] + span").click()
+    model = page.locator(f"{form} .section", has=page.locator("h3", has_text="Model"))
+    assert not model.is_visible()
+    page.locator(f"{form} input[name=advanced]").check()
+    assert model.is_visible()

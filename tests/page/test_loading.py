@@ -112,6 +112,23 @@ def test_prompts_of_a_kohya_ss_json_come_into_the_prompt_form(visit, served):
     assert [row.input_value() for row in rows.all()] == ["a red fox", "the sea"]
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ('mixed_precision = "bf17"', "Mixed precision = bf16"),
+        ('learning_rate = "1,5"', "Learning rate = 1.5"),
+        ('loss_type = "hubber"', "Loss = Huber"),
+    ],
+)
+def test_a_value_of_a_file_that_resembles_another_becomes_that_one(visit, served, text, fix):
+    (served[1] / "near.toml").write_text(text + "\n", encoding="utf-8")
+    visitor = visit()
+    visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "near.toml"))
+    visitor.click("Load config")
+    visitor.page.get_by_role("button", name=f"Fix {fix}", exact=True).click()
+    visitor.until("Everything here is fixed")
+
+
 def test_fixes_are_those_that_one_would_press(visit, monkeypatch):
     """A rate below zero becomes the preset's, and an option without effect is left out."""
 

@@ -293,7 +293,7 @@ def test_generate_waits_until_it_is_known_what_can_be_chosen(visit):
     visitor.click("Generate")
     wait_for(lambda: visitor.page.evaluate("1") and held, 10)
     held[0].continue_()
-    visitor.until("The form of LoRA names no base model", ".said-of")
+    visitor.until("The LoRA form names no base model", ".said-of")
     visitor.page.unroute("**/own/sampling_choices")
 
 

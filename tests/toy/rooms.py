@@ -28,7 +28,7 @@ def trained(demo, data, script, folder, **values):  # noqa: F811
 
 def test_the_page_opens_with_its_form():
     from kohya_gui.app import build_page
-    from kohya_gui.form.form import visibility
+    from kohya_gui.form.sections import visibility
     from kohya_gui.form.tabs import FAMILY_TITLES
 
     assert FAMILY_TITLES["toy"] == "Toy" and ".only-toy" in visibility(FAMILY_TITLES)

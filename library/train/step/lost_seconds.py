@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from library.config.problems import Message
 
-FIRST_STEPS = Message("first steps of the training and of each size")
+FIRST_STEPS = Message("slow first steps")
 NEW_EPOCHS = Message("new epochs")
 COMPILING = Message("compiling")
 RECORDING = Message("recording CUDA graphs")
