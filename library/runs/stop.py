@@ -114,7 +114,7 @@ def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
     if seconds <= CONFIRM_FROM:
         return ""
     lost = {
-        "start": "Nothing has been learned yet in {time} of loading, caching and compiling. Caches on disk stay. Stop it?",
+        "start": "{time} of loading, caching and compiling are lost; caches on disk stay. Stop it?",
         "step": "{time} of work on this step are lost; what was learned before is saved. Stop it?",
         "look": "{time} of work on samples or validation are lost; what was learned is saved. Stop it?",
     }

@@ -114,8 +114,8 @@ def test_pictures_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tm
     make.picture(tmp_path / "1_cat" / "thin.png", (1024, 64))
     config = make.config(tmp_path)
     (warning,) = said(config, "cropped")
-    assert str(warning).startswith("2 images cropped by more than 20 %")
-    assert str(warning).index("thin.png (94 %)") < str(warning).index("wide.png (50 %)")
+    assert str(warning).startswith("2 images cropped by more than 20%")
+    assert str(warning).index("thin.png (94%)") < str(warning).index("wide.png (50%)")
     assert not said(replace_options(config, random_crop=True), "cropped")
 
 

@@ -125,8 +125,8 @@ def test_masks_that_cannot_be_meant_are_named(tmp_path, masks, problem, remark):
 def test_how_much_counts_is_reported(tmp_path, capsys):
     config = masked(tmp_path, half(), grey(255), grey(0))
     _, _, check = said(config)
-    assert str(check.masks) == "masks: 3 of 3 images; 50 % of their area counts"
-    assert "masks: 3 of 3 images; 50 % of their area counts" in [
+    assert str(check.masks) == "masks: 3 of 3 images; 50% of their area counts"
+    assert "masks: 3 of 3 images; 50% of their area counts" in [
         str(finding_of_report.text) for finding_of_report in report.make_report(config).findings
     ]
 
@@ -146,7 +146,7 @@ def test_transparency_that_hides_whole_images(tmp_path):
     _, notes, check = said(make.config(tmp_path, alpha_mask=True))
     (note,) = [note for note in notes if "fully transparent" in note]
     assert "0.png" in note and "2.png" in note and "1.png" not in note
-    assert str(check.masks) == "masks: 3 of 3 images; 33 % of their area counts"
+    assert str(check.masks) == "masks: 3 of 3 images; 33% of their area counts"
     (tmp_path / "1_cat" / "1.png").unlink()
     assert "all images are fully transparent" in said(make.config(tmp_path, alpha_mask=True))[0][0]
 
@@ -164,7 +164,7 @@ def test_an_inpainting_model_needs_something_to_paint(tmp_path, use):
     half().save(tmp_path / "masks" / "00.png")
     stops, notes, check = said(dataset(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'"))
     assert not stops and any("bright nowhere" in note and "01.png" in note for note in notes)
-    assert str(check.masks) == "masks: 2 of 2 images; 25 % of their area is to be painted"
+    assert str(check.masks) == "masks: 2 of 2 images; 25% of their area is to be painted"
 
 
 @pytest.mark.parametrize("name", ["00.PNG", "00.Jpg", "00.webp", "00.BMP", "00.avif"])
@@ -208,7 +208,7 @@ def test_masks_of_onetrainer_are_no_training_images(tmp_path):
     first, *others = data.scan(config).items
     assert first.mask_file == str(folder / "00-masklabel.png") and not any(image.mask_file for image in others)
     _, notes, checked = said(config)
-    assert str(checked.masks) == "masks: 1 of 3 images; 50 % of their area counts"
+    assert str(checked.masks) == "masks: 1 of 3 images; 50% of their area counts"
     assert not any("masked_loss" in note for note in notes)
 
 
@@ -308,10 +308,10 @@ WIDE = [  # values, type, what is said, or the share that counts
     ((0.25, 0.5), np.float32, "masks of decimal numbers up to 1"),
     ((0, 0), np.uint16, "all masks are black"),
     ((0, 0), np.float32, "all masks are black"),
-    ((0, 65535), np.uint16, "50 %"),
-    ((0, 65535), np.int32, "50 %"),
-    ((0, 2_000_000), np.int32, "50 %"),
-    ((0, 255), np.float32, "50 %"),
+    ((0, 65535), np.uint16, "50%"),
+    ((0, 65535), np.int32, "50%"),
+    ((0, 2_000_000), np.int32, "50%"),
+    ((0, 255), np.float32, "50%"),
 ]
 
 
@@ -323,7 +323,7 @@ def test_masks_of_more_than_8_bits_are_told_for_what_they_are(tmp_path, values, 
     wide(values, kind).save(path, "PNG" if kind is np.uint16 else "TIFF")
     config = dataset(tmp_path, f"conditioning_data_dir = '{tmp_path / 'masks'}'", masked_loss=True)
     stops, _, check = said(config)
-    if words == "50 %":
+    if words == "50%":
         assert not stops and words in str(check.masks)
     else:
         assert len(stops) == 1 and words in stops[0] and str(path) in stops[0]
