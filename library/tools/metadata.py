@@ -7,7 +7,7 @@ from pathlib import Path
 from library.adapter_files import storage
 from library.adapter_files.storage import Metadata, silent
 from library.config.problems import ConfigError, Message, Report
-from library.families.shared.raw_header import raw_header
+from library.families.shared.raw_header import read_raw_header
 from library.files import need_space, write_atomic
 
 METADATA_PREFIXES = ("ss_", "sshs_", "modelspec.")
@@ -49,7 +49,7 @@ def edit(
                 prefixes=", ".join(METADATA_PREFIXES),
             )
         changed[key] = str(value)
-    table = {name: about for name, about in raw_header(path).items() if name != "__metadata__"}
+    table = {name: about for name, about in read_raw_header(path)[0].items() if name != "__metadata__"}
     need_space(target, path.stat().st_size)
     report(Message("writing"), 0, 1)
     written = write_atomic(target, lambda place: _copy(path, place, storage.header_bytes(table, changed)))

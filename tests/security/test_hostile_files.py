@@ -19,7 +19,7 @@ from library import families
 from library.config.problems import ConfigError
 from library.data import cache_files, caches, pixels
 from library.data.buckets import BucketFit
-from library.families.shared import weights
+from library.families.shared import raw_header, weights
 from tests.training import config_of, demo, squares, train  # noqa: F401
 
 MEMORY = 200 * 2**20  # bytes that a hostile file may cost
@@ -208,6 +208,16 @@ def test_malformed_headers_are_refused_in_a_sentence(tmp_path, name):
         with pytest.raises(ConfigError) as said:
             read(file)
         assert str(file) in str(said.value) and "\n" not in str(said.value) and len(str(said.value)) < 500
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_metadata_of_malformed_headers_is_read_within_the_same_limits(tmp_path, name):
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(MALFORMED[name])
+    try:
+        assert isinstance(raw_header.header_metadata(file), dict)
+    except ConfigError as said:
+        assert str(file) in str(said) and len(str(said)) < 500
 
 
 def test_two_thousand_broken_files_break_nothing(demo, tmp_path):  # noqa: F811

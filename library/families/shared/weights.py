@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from library.config import environment
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import LIST, load_json, parse_json
+from library.config.outside_files import LIST, load_json
 from library.config.problems import ConfigError
 from library.config.values import quoted
 from library.families.shared import file_identity, scaled_weights
 from library.families.shared.expected_tensors import require
-from library.families.shared.known_files import no_tensors
+from library.families.shared.raw_header import read_raw_header
 from library.families.shared.scaled_weights import FORMAT, SCALED, SCALES
 from library.families.shared.tensor_names import COMPILE_PREFIX
 
@@ -46,7 +45,6 @@ BITS = {
     "U8": 8,
     "BOOL": 8,
 }
-LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 # In the order in which the safetensors package writes them.
 STORED_TYPES = {
     "I64": "int64",
@@ -88,26 +86,9 @@ def header_entries(path: str | Path) -> dict[str, JsonObject]:
     `header` does.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError("{path}: no such file", path=path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= LARGEST_HEADER:
-            raise ConfigError(no_tensors(start), path=path)
-        text = file.read(length)
-    try:
-        json = parse_json(text, path)
-    except (ConfigError, UnicodeError) as e:
-        template = "{path} is not a safetensors file: give a .safetensors checkpoint"
-        if len(text) < length:
-            template = "{path} was cut short: download it again"
-        raise ConfigError(template, path=path) from e
-    if not isinstance(json, dict):
-        raise ConfigError("{path} is not a safetensors file: its header is no table", path=path)
-    json.pop("__metadata__", None)
-    end = 8 + length + _data_length(path, json)
+    table, data = read_raw_header(path)
+    table.pop("__metadata__", None)
+    end, size = data + _data_length(path, table), path.stat().st_size
     if end > size:
         raise ConfigError(
             "{path} was cut short: it has {size} of {end} bytes, download it again",
@@ -115,7 +96,7 @@ def header_entries(path: str | Path) -> dict[str, JsonObject]:
             size=f"{size:,}",
             end=f"{end:,}",
         )
-    return json
+    return table
 
 
 def _data_length(path: Path, table: JsonMapping) -> int:

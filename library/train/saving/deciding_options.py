@@ -17,7 +17,8 @@ ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile"
 # Options that decide the kernels of compiled blocks, which round in their own way. Where weights wait, as with
 # blocks_to_swap, changes no number.
 KERNEL_OPTIONS = ("compile_backend", "compile_mode", "compile_scope", "compile_blocks")
-WITH_GRAPHS = {"reduce-overhead": "default", "max-autotune-no-cudagraphs": "max-autotune"}  # modes of equal kernels
+# Modes that differ in CUDA graphs alone, which replay the same kernels.
+EQUAL_KERNELS = {"reduce-overhead": "default", "max-autotune-no-cudagraphs": "max-autotune"}
 # Options of these sections that do change rounding or random draws.
 ROUNDING_OPTIONS = (
     "compile",
@@ -94,7 +95,7 @@ def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[Messag
     if not (saved.get("compile") and now.get("compile")):
         unimportant |= {*KERNEL_OPTIONS}
     modes = [str(settings.get("compile_mode")) for settings in (saved, now)]
-    before, after = (WITH_GRAPHS.get(mode, mode) for mode in modes)
+    before, after = (EQUAL_KERNELS.get(mode, mode) for mode in modes)
     unimportant |= {"compile_mode"} if before == after else set()
     names = [name for name in MEASURED if name in now and name not in unimportant]
     return compare_settings(saved, {name: now[name] for name in names})
