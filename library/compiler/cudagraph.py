@@ -80,13 +80,21 @@ def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
             return call()
         except torch.OutOfMemoryError:
             recorded = bool(recorder and recorder.made), bool(passes and passes.made)
-            if not any(recorded) and not gpu_memory.lift():
+            if not any(recorded) and not lift_memory_limit(recorder):
                 raise
         # Outside the handler, whose error keeps tensors alive.
         if passes and recorded[1]:
             passes.free()
         if recorder and recorded[0]:
             recorder.make_room()
+
+
+def lift_memory_limit(recorder: "GraphedModel | None") -> bool:
+    """Lift gpu_memory_limit, so that what did not fit within it may be recorded; return whether there was a limit."""
+    lifted = gpu_memory.lift()
+    if lifted and recorder and recorder.lacks_memory:
+        recorder.begin_again()
+    return lifted
 
 
 def peak(device: torch.device) -> int:

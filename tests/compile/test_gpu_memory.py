@@ -1,5 +1,6 @@
 """A training on a large GPU keeps to `gpu_memory_limit`, and takes more only where it could not go on otherwise."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,26 +135,39 @@ def out_of_memory_while_held(calls):
     return call
 
 
-def test_a_step_a_pass_or_a_sample_that_needs_more_takes_it(gpu, monkeypatch, caplog):
+def test_a_step_a_pass_or_a_sample_that_needs_more_takes_it_and_is_recorded_again(gpu, monkeypatch, caplog):
     calls: list[bool] = []
-    with gpu_memory.held_to(24, CUDA):
-        assert cudagraph.with_room(torch.nn.Linear(1, 1), out_of_memory_while_held(calls)) == "done"
-    with gpu_memory.held_to(24, CUDA):
-        passes = TrialPasses(None, None, CUDA, lambda: None)  # type: ignore[bad-argument-type]
+    denoiser = torch.nn.Linear(1, 1)
+    recorder = cudagraph.GraphedModel(denoiser, CompilePlan())
+    vars(denoiser)["_recorder"] = recorder
+
+    @contextlib.contextmanager
+    def held_without_recordings(**settings):
+        recorder.lacks_memory = True
+        recorder.give_up("the GPU's memory is too small")
+        with gpu_memory.held_to(24, CUDA, **settings):
+            yield
+
+    with held_without_recordings():
+        assert cudagraph.with_room(denoiser, out_of_memory_while_held(calls)) == "done" and not recorder.why_not
+    with held_without_recordings():
+        loss: Any = SimpleNamespace(components=SimpleNamespace(denoiser=denoiser))
+        passes = TrialPasses(None, loss, CUDA, lambda: None)  # type: ignore[bad-argument-type]
         monkeypatch.setattr(TrialPasses, "run_within_limit", out_of_memory_while_held(calls))
         passes.run((1, 8, 8))
+        assert not recorder.why_not
     assert calls == [True, False] * 2 and gpu.allowed == gpu.total
     assert caplog.text.count("need more GPU memory than gpu_memory_limit") == 2
     config: Any = SimpleNamespace(compile=None, optim=SimpleNamespace(stepped_early=""))
     world: Any = SimpleNamespace(device=CUDA)
     precompiler = Precompiler(config, world, None, CompilePlan(), None)  # type: ignore[bad-argument-type]
     error = torch.OutOfMemoryError("CUDA out of memory.")
-    with gpu_memory.held_to(24, CUDA):
-        assert precompiler.recover(error, torch.nn.Linear(1, 1)) and not gpu_memory.is_held()
-        assert not precompiler.recover(error, torch.nn.Linear(1, 1)), "there is nothing more to take"
+    with held_without_recordings():
+        assert precompiler.recover(error, denoiser) and not gpu_memory.is_held() and not recorder.why_not
+        assert not precompiler.recover(error, denoiser), "there is nothing more to take"
     config.optim.stepped_early = "fused_backward_pass"
-    with gpu_memory.held_to(24, CUDA, by_allocator=False):
-        assert not precompiler.recover(error, torch.nn.Linear(1, 1)) and gpu_memory.is_held()
+    with held_without_recordings(by_allocator=False):
+        assert not precompiler.recover(error, denoiser) and gpu_memory.is_held() and recorder.why_not
 
 
 def test_an_optimizer_that_will_not_fit_lifts_the_limit_before_the_first_step(gpu):

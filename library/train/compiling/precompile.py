@@ -263,7 +263,7 @@ class Precompiler:
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
             return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
-        if isinstance(error, torch.OutOfMemoryError) and gpu_memory.lift():
+        if isinstance(error, torch.OutOfMemoryError) and cudagraph.lift_memory_limit(recorder):
             return True  # only steps that can be repeated are held
         if self.plan.active and blocks.is_compile_error(error):
             self.give_up(error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from library.compiler import cudagraph, gpu_memory
+from library.compiler import cudagraph
 from library.compiler.cudagraph import GraphedModel
 from library.data.loading import Batches, Kind, latent_area
 from library.train.step import rng
@@ -37,7 +37,7 @@ class TrialPasses:
             self.run_within_limit(kind)
             return
         except torch.OutOfMemoryError:
-            if not gpu_memory.lift():
+            if not cudagraph.lift_memory_limit(self.recorder):
                 raise
         self.run_within_limit(kind)  # outside the handler, whose error keeps tensors alive
 
