@@ -169,9 +169,9 @@ def _streaming(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("compiled kernels", 0.0)
     if share < 0.5 or (facts.get("idle") or 0.0) >= IDLE:
         return
-    if settings.get("gradient_checkpointing"):
+    if _recomputes_all(settings):
         cure = Message("part of them recompute activations; keep these, as far as memory allows")
-        options = {"gradient_checkpointing": False}
+        options = {"compile_activation_budget": 0.5}
     elif facts.get("idle") is not None and settings.get("compile_mode") == "default":
         cure = Message("let the compiler try several versions of each, which takes minutes once")
         options = {"compile_mode": "max-autotune-no-cudagraphs"}
@@ -185,7 +185,7 @@ def _advise_on_attention(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share = facts["kinds"].get("attention", 0.0)
     if share < 0.3 and next(iter(facts["kinds"]), "") != "attention":
         return
-    if settings.get("gradient_checkpointing") and not settings.get("checkpoint_keep_attention"):
+    if _recomputes_all(settings) and not settings.get("checkpoint_keep_attention"):
         template = "Attention takes {share}, part of it to recompute: keep its outputs, which cost little memory."
         options = {"checkpoint_keep_attention": True}
     else:
@@ -243,13 +243,26 @@ def _could_use_8_bits(facts: Facts, settings: Facts) -> bool:
 
 def _recomputing(facts: Facts, settings: Facts) -> Iterator[Advice]:
     used, available = facts.get("peak_gb") or 0.0, facts.get("memory_gb") or 0.0
-    if settings.get("gradient_checkpointing") and not settings.get("blocks_to_swap") and used < 0.5 * available:
+    if _recomputes_all(settings) and used < 0.5 * available:
         template = (
             "{used} of {memory} GB are used, while activations are recomputed: switch gradient_checkpointing off, or "
             "keep the outputs of attention."
         )
+        options: JsonObject = {"gradient_checkpointing": False}
+        if settings.get("compile"):
+            template = (
+                "{used} of {memory} GB are used, while activations are recomputed: let compiled blocks keep half of "
+                "them."
+            )
+            options = {"compile_activation_budget": 0.5}
         text = Message(template, used=f"{used:.1f}", memory=f"{available:.0f}")
-        yield Advice("recompute", 0.25, text, {"gradient_checkpointing": False})
+        yield Advice("recompute", 0.25, text, options)
+
+
+def _recomputes_all(settings: Facts) -> bool:
+    """Return whether blocks recompute all activations although they could keep some: swapped ones could not."""
+    by_budget = settings.get("compile") and settings.get("compile_activation_budget", 1.0) < 1
+    return bool(settings.get("gradient_checkpointing") and not by_budget and not settings.get("blocks_to_swap"))
 
 
 def _casting(facts: Facts, settings: Facts) -> Iterator[Advice]:

@@ -28,6 +28,7 @@ BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 # Fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
 
 COMPILED_ACTIVATIONS = 0.725  # share of autograd's activations that compiled graphs keep
+BELOW_BUDGET = 0.1  # what blocks with products in 8 bits keep less than compile_activation_budget, as a share
 CHECKPOINT_WITH_ATTENTION = 2.1  # size of a checkpoint that keeps attention outputs, in block inputs
 SWAP = 1 / 110e9  # seconds per swapped byte and step not hidden by computation
 LINK = 45e9  # bytes per second between host and device while blocks compute
@@ -117,7 +118,7 @@ def estimate(config: RunConfig, size: tuple[int, int], gpu: str = "", memory: fl
         share = model.utilization[config.compile.compile]
         rate = data_sheet_rate(gpu) * 1e12 * share
         rate_basis = Message("{share} of this GPU's theoretical peak", share=f"{share:.0%}")
-    passes = 3 + bool(config.memory.checkpointing)
+    passes = 3 + config.memory.recomputes_all(config)
     passes = (2 * passes + 1 if config.preservation else passes) * config.steps.gradient_accumulation_steps
     launches = len(model.blocks) * passes * LAUNCH_SECONDS[config.compile.compile]  # kernel launches by the host
     step = max(operations(config, model, size) / rate, launches) if rate else None
@@ -285,9 +286,12 @@ def _activation_memory(config: RunConfig, model: ModelStats, size: tuple[int, in
         # Convolutions are not recomputed: their outputs are kept for the decoder.
         checkpoints += stream * (2 if block.is_convolution else kept)
         largest_input = max(largest_input, stream)
+    if config.compile.keeps_by_budget:
+        in_8_bits = config.precision.fp8_compute or config.precision.int8_compute
+        share = config.compile.compile_activation_budget - BELOW_BUDGET * in_8_bits
+        return max(activations * share, largest_block + checkpoints)
     if not memory.checkpointing:
-        budget = config.compile.compile_activation_budget if config.compile.compile else 1.0
-        return max(activations * budget, largest_block)
+        return activations
     if memory.cpu_offload_checkpointing:
         return largest_block + min(IN_TRANSIT * largest_input, checkpoints)
     return largest_block + checkpoints

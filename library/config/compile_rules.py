@@ -120,11 +120,18 @@ def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterato
 
 def budget_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
     """Yield options that exclude an activation budget below 1."""
-    if run.memory.checkpointing:
-        yield _budget(
-            "cannot be used with gradient_checkpointing, its offloading or blocks_to_swap, which all keep no "
-            "activations of a block: choose one",
-            "gradient_checkpointing cpu_offload_checkpointing blocks_to_swap",
+    for other in ("blocks_to_swap", "cpu_offload_checkpointing"):
+        if getattr(run.memory, other):
+            yield _budget(
+                "cannot be used with {other}, which keeps no activations on the GPU: choose one", other, other=other
+            )
+    if run.memory.checkpointing and options.compile_scope == "inner":
+        yield Problem(
+            "compile_activation_budget",
+            "cannot be used with compile_scope = inner, where checkpoints are around compiled blocks: use "
+            "compile_scope = blocks",
+            also="compile compile_scope gradient_checkpointing",
+            fix={"compile_scope": "blocks"},
         )
     for backend in sorted(options.backends - {"inductor", "aot_eager"}):
         yield _budget(

@@ -205,7 +205,9 @@ def _is_possible(config: RunConfig, changes: Overrides) -> bool:
 
 
 def _saving_memory(config: RunConfig) -> Iterator[Overrides]:
-    if not config.memory.checkpointing:
+    if config.compile.keeps_by_budget and config.compile.compile_activation_budget:
+        yield {"compile_activation_budget": 0.0}
+    elif not config.memory.checkpointing:
         yield dict(CKPT)
     if config.adapters and not config.precision.fp8_denoiser and config.precision.mixed_precision != "no":
         yield {"fp8_base": True}
@@ -261,7 +263,7 @@ def swapping_less(config: RunConfig) -> list[Overrides]:
 def checkpointing_less(config: RunConfig) -> list[Overrides]:
     """Yield changes that recompute fewer activations, first none; swapped blocks recompute all."""
     memory = config.memory
-    if not memory.checkpointing:
+    if not memory.recomputes_all(config):
         return []
     keep = {**CKPT, "cpu_offload_checkpointing": False, "checkpoint_keep_attention": True}
     free = {name: False for name in keep}

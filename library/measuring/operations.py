@@ -67,6 +67,8 @@ def operations_of_image(config: RunConfig, model: ModelStats, size: tuple[int, i
     """Return the operations of one image in a step: its forward and backward passes."""
     memory = config.memory  # what the backward pass recomputes, as a share of a forward pass
     recomputed = 0.75 if memory.checkpointing and memory.checkpoint_keep_attention else float(memory.checkpointing)
+    if config.compile.keeps_by_budget:  # half of the rest, as what takes longest is kept first
+        recomputed = (1 - config.compile.compile_activation_budget) / 2
     # Besides the forward pass: gradients of inputs, and without adapters those of all weights.
     passes = (2 if config.adapters else 3) + recomputed
     # Preserving another prompt takes the same again, and a forward pass of the base model.

@@ -14,6 +14,7 @@ from library.compiler.subclass import (
     CHECKPOINTED,
     CHECKPOINTED_KEEPING_ATTENTION,
     CHECKPOINTED_OUTSIDE,
+    CHECKPOINTED_UNTIL_COMPILED,
     keep_class_name,
 )
 from library.compiler.torch_settings import torch_version
@@ -29,13 +30,14 @@ def checkpoint_blocks(
     keep_attention: bool = False,
     around: bool = False,
     own_gradients: bool = False,
+    until_compiled: bool = False,
 ) -> None:
     """Make every block recompute in backward, except for attention outputs with `keep_attention`.
 
     The checkpoint is inside the block's forward, so that a compiled block has one graph for forward and recompute. With
     `around` it wraps the block's call instead, so that the graph contains only the block's own computation.
     `offload_from` names the device whose inputs wait in host memory. `own_gradients`: layers in the blocks define their
-    own backward.
+    own backward. With `until_compiled` only eager blocks do all this: PyTorch decides what a compiled one keeps.
     """
     host = host_inputs.HostInputs(offload_from) if offload_from else None
     if around:
@@ -47,7 +49,7 @@ def checkpoint_blocks(
             if around:
                 block.__class__ = _checkpointed_outside(type(block))
             else:
-                block.__class__ = _checkpointed(type(block), keep_attention, own_gradients)
+                block.__class__ = _checkpointed(type(block), keep_attention, own_gradients, until_compiled)
             if host:
                 host.offload_inputs_of(block)
 
@@ -81,7 +83,9 @@ def _keeps_function_outputs() -> bool:
 
 
 @functools.cache
-def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradients: bool = False) -> type[nn.Module]:
+def _checkpointed(
+    cls: type[nn.Module], keep_attention: bool, own_gradients: bool, until_compiled: bool
+) -> type[nn.Module]:
     options: dict[str, Any] = {"use_reentrant": False}
     if keep_attention or (own_gradients and _keeps_function_outputs()):
         options["context_fn"] = _keeping_attention if keep_attention else _keeping_nothing
@@ -89,13 +93,14 @@ def _checkpointed(cls: type[nn.Module], keep_attention: bool = False, own_gradie
 
     class Checkpointed(cls):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() or (until_compiled and torch.compiler.is_compiling()):
                 return super().forward(*args, **kwargs)
             if not torch.compiler.is_compiling() and (states := RecomputeStates.recording):
                 return checkpoint(super().forward, *args, **states.options(options), **kwargs)
             return checkpoint(super().forward, *args, **options, **kwargs)
 
-    return keep_class_name(Checkpointed, cls, CHECKPOINTED_KEEPING_ATTENTION if keep_attention else CHECKPOINTED)
+    behaviour = CHECKPOINTED_KEEPING_ATTENTION if keep_attention else CHECKPOINTED
+    return keep_class_name(Checkpointed, cls, CHECKPOINTED_UNTIL_COMPILED if until_compiled else behaviour)
 
 
 @functools.cache

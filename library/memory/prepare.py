@@ -136,7 +136,12 @@ def _checkpoint(preparation: _Preparation) -> None:
         own_gradients = precision.fp8_compute or precision.int8_compute or precision.nf4_denoiser or options.compile
         offload_from = preparation.device if memory.cpu_offload_checkpointing else None
         checkpointing.checkpoint_blocks(
-            preparation.blocks, offload_from, memory.checkpoint_keep_attention, around, own_gradients
+            preparation.blocks,
+            offload_from,
+            memory.checkpoint_keep_attention,
+            around,
+            own_gradients,
+            until_compiled=options.keeps_by_budget,
         )
 
 

@@ -20,6 +20,7 @@ TEMPLATES = (
     "{model} LLLite on {memory} GB",
     "Rank {rank}",
     "{count} blocks swapped",
+    "{share} of activations kept",
     "{seconds} s per step and {memory} GiB on an {gpu}.",
 )
 STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets -> the kind whose presets apply

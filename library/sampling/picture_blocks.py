@@ -13,9 +13,7 @@ from library.compiler.blocks import BlockCompiler, block_options
 from library.compiler.checks import find_compile_problems, hooked
 from library.compiler.plan import CompilePlan
 from library.compiler.subclass import (
-    CHECKPOINTED,
-    CHECKPOINTED_KEEPING_ATTENTION,
-    CHECKPOINTED_OUTSIDE,
+    CHECKPOINTS,
     COMPILED,
     INPUTS_ON_HOST,
     RECORDED_AS_GRAPHS,
@@ -34,10 +32,7 @@ logger = logging.getLogger(__name__)
 
 APART = "pictures"
 # Behaviours that pictures do without, or that go around another class.
-OF_TRAINING = (
-    *(CHECKPOINTED, CHECKPOINTED_KEEPING_ATTENTION, CHECKPOINTED_OUTSIDE),
-    *(INPUTS_ON_HOST, COMPILED, SWAPPED, RECORDED_AS_GRAPHS),
-)
+OF_TRAINING = (*CHECKPOINTS, INPUTS_ON_HOST, COMPILED, SWAPPED, RECORDED_AS_GRAPHS)
 
 
 class PictureBlocks:

@@ -17,7 +17,7 @@ from library.families.shared import file_identity
 from library.measuring.candidates import advise_changes, saving_memory
 
 # Options that reduce the memory of steps, but not of samples.
-OF_STEPS = {"gradient_checkpointing", "train_batch_size", "cpu_offload_checkpointing"}
+OF_STEPS = {"gradient_checkpointing", "compile_activation_budget", "train_batch_size", "cpu_offload_checkpointing"}
 MAX_SKIPPED_STEPS = 100  # steps in a row that a gradient scaler may skip; it halves the scale each time
 NOT_FINITE = {
     "loss NaN": "the loss of step {step} is NaN",

@@ -52,9 +52,9 @@ from library.recipes import preset_files
                 "sdxl": "sdxl/lora-24gb",
                 "anima": "anima/lora-24gb",
                 "sd15": "sd15/lora-8gb",
-                "flux_3": "flux_3/lora-12gb",
+                "flux_3": "flux_3/lora-24gb",
                 "krea_2": "krea_2/lora-24gb",
-                "qwen_image_21": "qwen_image_21/lora-16gb",
+                "qwen_image_21": "qwen_image_21/lora-24gb",
             },
         ),
         (

@@ -138,7 +138,7 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
             {"gemm": 3.0, "fused": 6.5},
             {"compile": True, "gradient_checkpointing": True, "peak_gb": 60.0, "memory_gb": 80.0},
             "streaming",
-            {"gradient_checkpointing": False},
+            {"compile_activation_budget": 0.5},
         ),
         ({"gemm": 3.0, "fused": 6.5}, {"compile": True}, "streaming", {"compile_mode": "max-autotune-no-cudagraphs"}),
         ({"gemm": 7.0, "h2d": 1.5, "d2h": 1.0}, {"blocks_to_swap": 20}, "swapping", {}),
@@ -147,6 +147,12 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
             {"gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0},
             "recompute",
             {"gradient_checkpointing": False},
+        ),
+        (
+            {"gemm": 9.5},
+            {"compile": True, "gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0},
+            "recompute",
+            {"compile_activation_budget": 0.5},
         ),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 from library import families
 from library.config.building import build_config
 from library.config.problems import ConfigError
+from library.memory.prepare import describe_blocks
 from tests.training import ONE_ADAPTER
 
 LORA = ("flux_train_network", "sdxl_train_network")
@@ -89,6 +90,19 @@ def test_a_budget_keeps_its_share_and_gradients_stay(model_of, plain):
     assert nothing < half < everything
 
 
+@pytest.mark.parametrize("script", LORA)
+def test_a_budget_replaces_the_checkpoints_of_compiled_blocks(model_of, plain, script):
+    """Eager blocks keep their inputs alone, so that a training fits before it compiles and where it cannot."""
+    *expected, everything = plain(script)
+    how = {"gradient_checkpointing": True, "compile_activation_budget": 0.5}
+    model = model_of(script, SIZES, **ONLY[script], **LEARNS[script], **how, compile=True)
+    assert "checkpointed until compiled" in describe_blocks(model.components.denoiser, model.family.block_classes)
+    with torch.compiler.set_stance("force_eager"):
+        before = kept(model)
+    half = compiled_keeps(model_of, script, expected, **how)
+    assert before < 0.7 * half and half < everything
+
+
 def test_every_thread_compiles_with_the_same_settings(model_of):
     """A value that is set holds in its own thread only since torch 2.12; backward passes run in others."""
     import torch._functorch.config as functorch
@@ -126,8 +140,9 @@ def test_every_thread_compiles_with_the_same_settings(model_of):
     [
         ({"network_dropout": 0.1}, "dropout"),
         ({"network_args": ("rank_dropout=0.1",)}, "dropout"),
-        ({"gradient_checkpointing": True}, "gradient_checkpointing"),
-        ({"blocks_to_swap": 2}, "blocks_to_swap"),
+        ({"gradient_checkpointing": True, "compile_scope": "inner"}, "compile_scope"),
+        ({"gradient_checkpointing": True, "blocks_to_swap": 2}, "blocks_to_swap"),
+        ({"cpu_offload_checkpointing": True}, "cpu_offload_checkpointing"),
         ({"compile_backend": "eager"}, "compile_backend"),
     ],
 )

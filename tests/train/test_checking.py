@@ -207,7 +207,16 @@ RULES = [
     (LORA, {"int8_base": True, "fp8_base": True, "mixed_precision": "bf16"}),
     (LORA, {"fp8_compute": True, "mixed_precision": "bf16"}),
     (LORA, {"compile": True, "compile_mode": "reduce-overhead", "blocks_to_swap": 4}),
-    (LORA, {"compile": True, "compile_activation_budget": 0.5, "gradient_checkpointing": True}),
+    (LORA, {"compile": True, "compile_activation_budget": 0.5, "cpu_offload_checkpointing": True}),
+    (
+        LORA,
+        {
+            "compile": True,
+            "compile_activation_budget": 0.5,
+            "gradient_checkpointing": True,
+            "compile_scope": "inner",
+        },
+    ),
     (LORA, {"enable_bucket": True, "resolution": "2048"}),
     (LORA, {"bucket_reso_steps": 40, "enable_bucket": True}),
     (LORA, {"lr_warmup_steps": 10, "lr_scheduler": "constant"}),

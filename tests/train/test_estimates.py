@@ -107,7 +107,7 @@ ROWS = {
 # Measured when these presets did not record their steps.
 UNRECORDED = [
     *("flux/finetune-80gb", "flux/finetune-chroma-80gb", "flux/finetune-fill-80gb", "flux/finetune-kontext-32gb"),
-    *("flux/lora-24gb", "flux/lora-48gb", "flux/lora-80gb", "flux/lora-chroma-24gb", "flux/lora-chroma-48gb"),
+    *("flux/lora-48gb", "flux/lora-80gb", "flux/lora-chroma-24gb", "flux/lora-chroma-48gb"),
     *("flux/lora-fill-24gb", "flux/lora-fill-48gb", "flux/lora-kontext-24gb", "sdxl/finetune-16gb", "sdxl/lora-6gb"),
 ]
 

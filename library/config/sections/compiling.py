@@ -84,7 +84,7 @@ class Compile:
     )
     compile_activation_budget: float = opt(
         1.0,
-        "The share of activations that is kept (0 to 1); the rest is recomputed. Saves memory.",
+        "Below 1: the share of activations that compiled blocks keep, also with checkpointing.",
         label="Activation budget",
         min=0.0,
         max=1.0,
@@ -158,14 +158,14 @@ class Compile:
             )
         if self.records_graphs:
             yield from compile_rules.recording_problems(self, run)
-        if self.compile and self.compile_activation_budget < 1:
+        if self.keeps_by_budget:
             yield from compile_rules.budget_problems(self, run)
         if self.compile:
             yield from compile_rules.scope_problems(self, run, by_kind=any(late))
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """What does nothing without compiling."""
-        if not self.compile and self.compile_activation_budget < 1:
+        if not self.compile and self.compile_activation_budget < 1 and not run.memory.checkpointing:
             yield Problem(
                 "compile_activation_budget",
                 "has no effect here: add {other}, or use gradient_checkpointing",
@@ -206,6 +206,11 @@ class Compile:
     @property
     def records_graphs(self) -> bool:
         return bool(self.recorded_by)
+
+    @property
+    def keeps_by_budget(self) -> bool:
+        """Whether PyTorch decides what compiled blocks keep for the backward pass."""
+        return self.compile and self.compile_activation_budget < 1
 
     @property
     def recorded_by(self) -> str:

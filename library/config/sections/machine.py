@@ -206,6 +206,10 @@ class Memory:
         # Offloading activations implies checkpointing them.
         return self.gradient_checkpointing or self.cpu_offload_checkpointing or bool(self.blocks_to_swap)
 
+    def recomputes_all(self, run: RunConfig) -> bool:
+        """Return whether compiled blocks, too, keep nothing but their inputs (and outputs of attention)."""
+        return self.checkpointing and not run.compile.keeps_by_budget
+
     def moves_weights(self, run: RunConfig) -> str:
         """Return the option that copies weights to the GPU in each step, "" if there is none."""
         return "blocks_to_swap" if self.blocks_to_swap else "offload_modulation" if self.moves_modulation(run) else ""

@@ -59,7 +59,7 @@ class ZImageFamily(OneEncoderFamily):
     block_costs = {
         NOISE: BlockCost("noise_refiner"),
         CONTEXT: BlockCost("context_refiner", activations=2, used=0.05),
-        BLOCK: BlockCost("layers", activations=30, used=0.9),
+        BLOCK: BlockCost("layers", activations=27, used=0.9),
     }
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version

@@ -107,7 +107,7 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
         return IN_16_BITS
     ((kind, _),) = batches.kinds().most_common(1)
     sizes = matrix_sizes(config, compute_loss.family, compute_loss.components.denoiser, kind)
-    passes = 2 if config.memory.checkpointing else 1  # forward, for each backward
+    passes = 2 if config.memory.recomputes_all(config) else 1  # forward, for each backward
     dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
     name = fingerprint_products(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
     found = read_format_times(name)
