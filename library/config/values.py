@@ -31,6 +31,8 @@ TYPE_WORDS = {
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # maximum characters of such a name
+# Names of devices, which Windows reserves in every folder, whatever ending follows.
+RESERVED = re.compile(r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I)
 LONGEST_FILE_NAME, LONGEST_PATH = 255, 4000  # bytes; characters of a name on Windows
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
 MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision

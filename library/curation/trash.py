@@ -23,7 +23,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Report
 from library.data.threads import spread
-from library.files import clean_up, clear_errors, need_space, write_atomic
+from library.files import clean_up, clear_errors, move, need_space, remove, write_atomic
 from library.runs import process
 
 FOLDER, ABOUT, JOURNAL, KEPT_FILES_FOLDER = ".trash", "operation.json", "journal.jsonl", "files"
@@ -119,7 +119,7 @@ class Change:
         for old, new in pairs:
             with clear_errors(new):
                 new.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(old, new)
+                move(old, new)
         self.count += len(pairs)
 
     def remove(self, paths: Iterable[Path]) -> None:
@@ -131,7 +131,7 @@ class Change:
             target = self.folder / KEPT_FILES_FOLDER / name
             with clear_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(self.root / name, target)
+                move(self.root / name, target)
         self.count += len(names)
 
     def put(self, contents: Mapping[Path, bytes]) -> None:
@@ -295,7 +295,7 @@ def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | N
     if now != line.get("after"):
         return None
     if before is None:
-        path.unlink()  # its content is in the journal
+        remove(path)  # its content is in the journal
     else:
         write_atomic(path, str(before).encode("utf-8", "surrogateescape"))
     return True
@@ -308,7 +308,7 @@ def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
     if os.path.lexists(path):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(kept_file, path)
+    move(kept_file, path)
     return True
 
 
@@ -319,7 +319,7 @@ def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
         return None
     target = folder / "undone" / path.relative_to(root)
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(path, target)
+    move(path, target)
     return True
 
 
