@@ -4,6 +4,7 @@ Ten thousand hostile paths go through it in tests/security.
 """
 
 import os
+from pathlib import PureWindowsPath
 
 import pytest
 
@@ -151,6 +152,23 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
     lines = str(raised.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pretrained_model_name_or_path", "base_weights", "output_dir"]
     assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
+
+
+def test_a_drive_of_the_network_can_be_used_on_windows_and_no_other_computer():
+    """There Z: resolves to the name of its computer, and the picker gives that back."""
+    allowed = [PureWindowsPath("C:\\Users\\me"), PureWindowsPath("\\\\nas\\models\\")]
+    for text in (r"\\nas\models", r"\\NAS\Models\flux\a.safetensors", "//nas/models/flux", r"Z:\flux", r"C:\Users\me"):
+        assert not paths.is_strange_network(text, allowed), text
+    for text in (
+        r"\\nas\private",
+        r"\\nas",
+        r"\\evil\models\a",
+        "//evil/a/b",
+        r"\\?\C:\Users\me",
+        r"\\.\pipe\x",
+        "\\\\",
+    ):
+        assert paths.is_strange_network(text, allowed), text
 
 
 def test_a_root_in_a_hidden_folder_can_be_used(root):
