@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import platformdirs
 
 from library.config.problems import SURROGATES, ConfigError
+from library.config.values import WINDOWS
 
 T = TypeVar("T")
-WINDOWS = os.name == "nt"
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between the attempts of `patiently`
 PAUSES_OF_READERS = (0.01, 0.02, 0.04, 0.08)  # a file is replaced in less
 DISK_FULL_ERRORS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}

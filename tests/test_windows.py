@@ -96,6 +96,13 @@ def test_what_only_posix_has_is_asked_for_nowhere_else():
     assert used == GUARDED.keys()
 
 
+def test_times_of_records_are_converted_in_the_one_way_that_windows_takes():
+    """There the call fails for times before 1970, which damaged records have."""
+    own_clock = {"library.curation.trash", "library.runs.durations"}
+    converted = {module for module, _, name in calls() if name in ("time.localtime", "time.gmtime")}
+    assert converted == own_clock, "use local_time of library.runs.durations"
+
+
 def test_killing_by_number_is_left_to_psutil():
     """On Windows os.kill ends a process whatever the signal, even 0."""
     assert not [place(module, node) for module, node, name in calls() if name in ("os.kill", "os.killpg")]

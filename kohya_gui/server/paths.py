@@ -16,9 +16,8 @@ from library.config.hub_names import about_address
 from library.config.problems import ConfigError, Message, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
-from library.config.values import RESERVED, strip_pasted
+from library.config.values import RESERVED, WINDOWS, strip_pasted
 
-WINDOWS = os.name == "nt"
 MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # only their headers are read
 MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand

@@ -109,11 +109,11 @@ class Change:
         """Move files or folders to new paths in the data folder, which must not exist yet."""
         pairs = [(_inside(self.root, old), _inside(self.root, new)) for old, new in moves]
         for old, new in pairs:
-            if os.path.lexists(new):
+            if os.path.lexists(new) and not _is_itself(old, new):
                 raise ConfigError("{new} is there already: nothing was moved", new=new)
             if not os.path.lexists(old):
                 raise ConfigError("{old} is gone: open the folder again", old=old)
-        if len({new for _, new in pairs}) < len(pairs):
+        if len({os.path.normcase(new) for _, new in pairs}) < len(pairs):
             raise ConfigError("two files would get the same name: nothing was moved")
         self._journal({"move": self._name(old), "to": self._name(new)} for old, new in pairs)
         for old, new in pairs:
@@ -305,11 +305,17 @@ def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
     kept_file = _inside(root, _validated_path(root, line.get("to")), trash_folder=folder)
     if not os.path.lexists(kept_file):
         return False if os.path.lexists(path) else None
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not _is_itself(kept_file, path):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     move(kept_file, path)
     return True
+
+
+def _is_itself(old: Path, new: Path) -> bool:
+    """Return whether a name differs from another of the same file in its case only, which Windows and macOS ignore."""
+    alike = str(old).casefold() == str(new).casefold()
+    return alike and os.path.lexists(old) and os.path.samefile(old, new)
 
 
 def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
