@@ -51,6 +51,7 @@ def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, 
         ("https:/x.org/a.toml", "is a web address"),  # as Path normalises it
         ("s3://bucket/a.toml", "is a web address"),
         ("file:///home/me/a.toml", "write only the path: /home/me/a.toml"),
+        ("file:///C:/Users/me/a.toml", "write only the path: C:/Users/me/a.toml"),
         ("https://huggingface.co/org/model", "is a web address, not a path"),  # a folder of images cannot be a hub id
     ],
 )
