@@ -3,11 +3,13 @@
 Ten thousand hostile paths go through it in tests/security.
 """
 
+import ntpath
 import os
-from pathlib import PureWindowsPath
+from pathlib import Path, PureWindowsPath
 
 import pytest
 
+from kohya_gui.form import typed_paths
 from kohya_gui.server import paths
 from library.config.building import build_config, working_fix
 from library.config.problems import ConfigError
@@ -153,6 +155,14 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
     lines = str(raised.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pretrained_model_name_or_path", "base_weights", "output_dir"]
     assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
+
+
+def test_the_beginning_of_a_path_is_no_mistake_in_any_case_on_windows(root, monkeypatch):
+    begun = str(root / "CAT")
+    assert typed_paths.leads_to(str(root)[:-2], [root]) and not typed_paths.leads_to(str(root)[:-2].upper(), [root])
+    assert not typed_paths.is_begun(Path(begun))
+    monkeypatch.setattr(typed_paths.os.path, "normcase", ntpath.normcase)
+    assert typed_paths.leads_to(str(root)[:-2].upper(), [root]) and typed_paths.is_begun(Path(begun))
 
 
 def test_a_drive_of_the_network_can_be_used_on_windows_and_no_other_computer():
