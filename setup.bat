@@ -14,6 +14,7 @@ set "COMMAND=%~1"
 set "CLICKED="
 if "%COMMAND%"=="" set "CLICKED=1"
 cd /d "%ROOT%"
+if errorlevel 1 echo cmd cannot work in a folder of the network. Copy this one to a disk, or give its share a letter.& goto failed
 if "%COMMAND%"=="" goto start
 for %%c in (gui doctor demo install update help) do if /i "%COMMAND%"=="%%c" goto %%c
 echo There is no command called %1.
@@ -34,8 +35,7 @@ exit /b 0
 :start
 call :environment
 if errorlevel 1 goto failed
-"%OWN%" -m library.setup.installer ensure
-if errorlevel 1 goto failed
+"%OWN%" -m library.setup.installer ensure || goto failed
 "%OWN%" -m kohya_gui
 if errorlevel 1 goto failed
 exit /b 0
@@ -43,24 +43,21 @@ exit /b 0
 :demo
 call :environment
 if errorlevel 1 goto failed
-"%OWN%" -m library.setup.installer ensure
-if errorlevel 1 goto failed
+"%OWN%" -m library.setup.installer ensure || goto failed
 "%OWN%" -m library.cli.main %*
 exit /b
 
 :gui
 :doctor
 if not exist "%OWN%" echo Nothing is installed yet. Run: setup.bat install& exit /b 1
-"%OWN%" -m library.setup.installer need
-if errorlevel 1 exit /b 1
+"%OWN%" -m library.setup.installer need || exit /b 1
 "%OWN%" -m library.cli.main %*
 exit /b
 
 :install
 call :environment
 if errorlevel 1 goto failed
-"%OWN%" -m library.setup.installer again
-if errorlevel 1 goto failed
+"%OWN%" -m library.setup.installer again || goto failed
 echo setup.bat opens the page.
 exit /b 0
 
@@ -69,8 +66,7 @@ call :environment
 if errorlevel 1 goto failed
 rem cmd reads this file as it goes, and the update replaces it: a block in brackets is read whole first.
 (
-    "%OWN%" -m library.setup.installer update
-    if errorlevel 1 exit /b 1
+    "%OWN%" -m library.setup.installer update || exit /b 1
     "%OWN%" -m library.setup.installer again
     exit /b
 )
@@ -85,11 +81,9 @@ rem ---- a Python of its own: by uv, else the one that is there
 
 :environment
 if not exist "%OWN%" goto make
-"%OWN%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>nul
-if errorlevel 1 goto make
-rem An interruption leaves an environment with a part of pip.
-"%OWN%" -m pip --version >nul 2>nul
-if not errorlevel 1 exit /b 0
+"%OWN%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>nul || goto make
+rem An interruption leaves an environment with a part of pip. A crash has a negative number, which errorlevel overlooks.
+"%OWN%" -m pip --version >nul 2>nul && exit /b 0
 :make
 if exist "%VENV%" rmdir /s /q "%VENV%"
 echo.
@@ -97,16 +91,14 @@ echo [1/4] Python and its environment
 if defined PYTHON goto given
 call :find_uv
 if not defined UV goto installed
-"%UV%" venv --seed --python 3.11 "%VENV%"
-if not errorlevel 1 exit /b 0
+"%UV%" venv --seed --python 3.11 "%VENV%" && exit /b 0
 :installed
 for %%v in (3.11 3.12 3.13) do if not exist "%OWN%" py -%%v -m venv "%VENV%" 2>nul
 if exist "%OWN%" exit /b 0
 echo Python 3.11, 3.12 or 3.13 is needed. Install one from https://www.python.org and run this again.
 exit /b 1
 :given
-"%PYTHON%" -m venv "%VENV%"
-if not errorlevel 1 exit /b 0
+"%PYTHON%" -m venv "%VENV%" && exit /b 0
 echo PYTHON is "%PYTHON%", which cannot make an environment.
 exit /b 1
 

@@ -47,6 +47,7 @@ from kohya_gui.server.serving import access_of, announce, bind, build_server_par
 from kohya_gui.server.tensorboard_proxy import TensorboardProxy
 from kohya_gui.server.uploads import ImageUploads
 from kohya_gui.tools.commands import ToolCommands, ToolsTab
+from library.config.environment import print_any_text
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.imports import without_collecting
@@ -186,6 +187,7 @@ def prepare_responses(page: Page) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show the page until Ctrl+C. Return the exit code: 0, or 2 if the page cannot be shown."""
+    print_any_text()
     arguments = build_server_parser().parse_args(argv)
     try:
         access = access_of(arguments)

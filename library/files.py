@@ -11,16 +11,25 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 
 from library.config.problems import SURROGATES, ConfigError
+from library.config.values import WINDOWS
 
-WINDOWS = os.name == "nt"
+T = TypeVar("T")
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between the attempts of `patiently`
+PAUSES_OF_READERS = (0.01, 0.02, 0.04, 0.08)  # a file is replaced in less
 DISK_FULL_ERRORS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
+HELD_ON_WINDOWS = {32, 33, 1224}  # ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION, ERROR_USER_MAPPED_FILE
+DENIED_ON_WINDOWS = 5  # ERROR_ACCESS_DENIED: also for replacing or deleting a file that a program has mapped
+NO_NAME_ON_WINDOWS = 123  # ERROR_INVALID_NAME
+NOT_FOUND_ON_WINDOWS = {2, 3, 206}  # ERROR_FILE_NOT_FOUND, ERROR_PATH_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE
+LONGEST_ON_WINDOWS = 260 - 40  # characters of a path, less what a temporary name adds
 # safetensors reports errors of the disk as its own exception, with the system's number in the text.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 NO_SPACE = 2**16  # bytes; a disk with less is full
@@ -32,10 +41,8 @@ UNFINISHED = re.compile(
 )
 DAY = 86400.0  # seconds
 STATE_FACTS = "train_state.json"  # the file of a state folder that says where its training stood
+NO_FOLDER = "cannot write {path}: its folder cannot be made"
 LONGEST_NAME = 255  # maximum bytes of a file name; Windows and macOS count characters, and allow more
-RESERVED = re.compile(
-    r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I
-)  # reserved device names in every folder of Windows
 
 
 def cache_folder() -> Path:
@@ -60,7 +67,7 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_content(temporary, content)
-            _replace(temporary, path)
+            replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -85,16 +92,42 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], object]) -> Pat
                 _sync(file)
             _sync_folder(unfinished)
             if path.exists():
-                _replace(path, old)
-            _replace(unfinished, path)
+                replace(path, old)
+            replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         if old.exists() and not path.exists():  # the second rename failed
-            old.rename(path)
+            replace(old, path)
         raise
     _sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
     return path
+
+
+def patiently(action: Callable[[], T], pauses: Sequence[float] = PAUSES) -> T:
+    """Return what `action` on a file returns. On Windows it gets several attempts."""
+    # There a reader or a virus scanner that holds the file for a moment forbids replacing, deleting or opening it.
+    for pause in pauses if WINDOWS else ():
+        try:
+            return action()
+        except PermissionError:
+            time.sleep(pause)
+    return action()
+
+
+def replace(old: Path, new: Path) -> None:
+    """Rename over `new`."""
+    patiently(lambda: os.replace(old, new))
+
+
+def move(old: Path, new: Path) -> None:
+    """Rename to `new`, which must not exist."""
+    patiently(lambda: os.rename(old, new))
+
+
+def remove(path: Path) -> None:
+    """Delete a file; a missing one is no error."""
+    patiently(partial(path.unlink, missing_ok=True))
 
 
 def remove_folder(path: Path) -> None:
@@ -102,7 +135,7 @@ def remove_folder(path: Path) -> None:
     # Rename it first, so that it loses its name at once.
     doomed = path.with_name(f".{path.name}.{_mark()}.tmp")
     try:
-        _replace(path, doomed)
+        replace(path, doomed)
     except OSError:  # open files block renaming on Windows
         doomed = path
     shutil.rmtree(doomed, ignore_errors=True)
@@ -128,7 +161,7 @@ def clean_up(folder: str | Path, is_ours: Callable[[str], object]) -> None:
             final = path.with_name(match["stem"])
             if match["kind"] == "old" and not final.exists():
                 new = path.with_name(path.name.removesuffix("old") + "tmp")
-                _replace(new if new.exists() else path, final)
+                replace(new if new.exists() else path, final)
         for path, _ in leftovers:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -159,16 +192,22 @@ def blocking_path(folder: Path) -> Path | None:
     """Return what prevents files in a folder that may not exist yet: its nearest existing part, if nothing can be
     written into that. None if nothing does.
     """
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    nearest = nearest_existing(folder)
+    if nearest is None:
+        return Path(folder.absolute().anchor)
     return None if nearest.is_dir() and os.access(nearest, os.W_OK) else nearest
 
 
+def nearest_existing(path: str | Path) -> Path | None:
+    """Return the innermost part that exists of a path that may not exist yet; None on a drive that is not there."""
+    path = Path(path).absolute()
+    return next((part for part in (path, *path.parents) if part.exists()), None)
+
+
 def free_space(path: str | Path) -> int:
-    """Return the free bytes on the disk where `path` is or will be."""
-    # The folder may not exist yet, so ask its nearest existing parent.
-    place = Path(path).absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    """Return the free bytes on the disk where `path` is or will be. Raises UnwritableError if there is no such disk."""
+    if (place := nearest_existing(path)) is None:
+        raise UnwritableError(NO_FOLDER, path=path)
     return shutil.disk_usage(place).free
 
 
@@ -209,17 +248,31 @@ def _disk_problem(error: Exception, path: str | Path) -> str:
         number, on_windows = int(match[1]), int(match[1]) if WINDOWS else None
     if number in DISK_FULL_ERRORS or on_windows in FULL_ON_WINDOWS:
         return "the disk is full: cannot write {path} ({free} free)"
+    if on_windows is not None and (template := _problem_on_windows(on_windows, Path(path))):
+        return template
     if number == errno.ENAMETOOLONG:
         return "cannot write {path}: the name is too long for this disk; shorten it"
     if number == errno.EFBIG:
         return "cannot write {path}: the file is too large for this disk; choose a folder on another disk"
-    if isinstance(error, PermissionError) or number in (errno.EROFS, errno.EACCES, errno.EPERM):
+    denied = number in (errno.EROFS, errno.EACCES, errno.EPERM) or on_windows == DENIED_ON_WINDOWS
+    if isinstance(error, PermissionError) or denied:
         return "cannot write {path}: no permission; choose another folder or change its rights"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "cannot write {path}: a file has the name of its folder"
     if isinstance(error, FileNotFoundError):  # a missing drive, or a parent that is no folder
-        return "cannot write {path}: its folder cannot be made"
+        return NO_FOLDER
     return _unexplained_problem(error, path) if number is None else ""
+
+
+def _problem_on_windows(number: int, path: Path) -> str:
+    """Return the same for what only Windows refuses, by its own number of the error."""
+    if number in HELD_ON_WINDOWS or (number == DENIED_ON_WINDOWS and path.is_file()):
+        return "cannot write {path}: another program has it open; close that, or choose another name"
+    if number == NO_NAME_ON_WINDOWS:
+        return 'cannot write {path}: Windows allows none of <>:"|?* in a name; choose another one'
+    if number in NOT_FOUND_ON_WINDOWS and len(str(path.absolute())) > LONGEST_ON_WINDOWS:
+        return "cannot write {path}: Windows cuts paths at 260 characters; choose a shorter name or folder"
+    return ""
 
 
 def _unexplained_problem(error: Exception, path: str | Path) -> str:
@@ -247,18 +300,6 @@ def _write_content(temporary: Path, content: bytes | str | Callable[[Path], obje
 def _sync(file: Path) -> None:
     with open(file, "r+b") as f:
         os.fsync(f.fileno())
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """Rename over `path`, with retries."""
-    # On Windows a reader or a virus scanner may hold the old file for a moment.
-    for pause in (0.05, 0.1, 0.2, 0.4, 0.8) if WINDOWS else ():
-        try:
-            os.replace(temporary, path)
-            return
-        except PermissionError:
-            time.sleep(pause)
-    os.replace(temporary, path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.outside_files import load_json
 from library.config.problems import ConfigError, Message
 from library.config.values import did_you_mean
@@ -108,12 +109,19 @@ def loading_failure(module: str) -> str:
 def examine_packages(modules: Iterable[str], patience: float = IMPORT_TIMEOUT) -> dict[str, str]:
     """Load packages in a separate process and store the results: by module the error, "" if it loads."""
     installed = [module for module in modules if is_installed(module)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, **OUTPUT_IN_UTF_8, "PYTHONPATH": paths}
     # -P keeps the current folder off the path, whose files could shadow packages.
     command = [sys.executable, "-P", "-m", "library.optim.trial", *installed]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         completed = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=environment, timeout=patience, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            timeout=patience,
+            check=False,
         )
         # Packages may print while they are imported; the result is the last line.
         return json.loads(completed.stdout.splitlines()[-1]) if completed.stdout.strip() else {}

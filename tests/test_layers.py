@@ -107,7 +107,7 @@ MAY_IMPORT = {
     ),
     "library.trainings": (*BOTTOM, REGISTRY, "library.runs", "library.check.isolated"),
     "library.jobs": (*BOTTOM, "library.runs"),
-    "library.demo": (*BOTTOM, "library.families", "library.jobs", "library.runs"),
+    "library.demo": (*BOTTOM, "library.families", "library.jobs", "library.runs", "library.setup.installation"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),
     "library.tools": (*BOTTOM, "library.adapter_files", "library.families", "library.jobs", "library.runs"),
     "library.downloads": (*BOTTOM, REGISTRY, "library.jobs", "library.runs"),

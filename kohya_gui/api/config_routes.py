@@ -21,8 +21,8 @@ from library.config.formats import read_toml, to_toml
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Problem
 from library.config.schema import flatten_sections
+from library.config.values import RESERVED
 from library.families import RUNS, config_class
-from library.files import RESERVED
 from library.recipes import preset_files
 from library.runs import gpu_slots, queue
 from library.trainings import adding

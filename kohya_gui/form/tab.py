@@ -40,10 +40,9 @@ from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
-from library.config.values import LIMITS
+from library.config.values import LIMITS, RESERVED
 from library.downloads import finding
 from library.families import RUNS, config_class
-from library.files import RESERVED
 from library.runs import keys, queue, start
 
 FORM_FOLDER = Path(__file__).parent

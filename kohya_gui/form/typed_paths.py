@@ -8,6 +8,7 @@ from kohya_gui.server import named_paths, paths
 from kohya_gui.server.allowed_folders import ABSENT
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
+from library.files import nearest_existing
 
 MODEL_OPTION = "pretrained_model_name_or_path"  # checked by its contents
 IN_PLACE = "data:"  # the beginning of an inlined image
@@ -52,21 +53,24 @@ def may_become_right(text: str, problem: Problem, roots: Sequence[Path]) -> bool
 
 
 def leads_to(text: str, roots: Sequence[Path]) -> bool:
-    path = os.path.expanduser(text)
-    return any(str(root).startswith(path) for root in roots)
+    path = os.path.normcase(os.path.expanduser(text))
+    return any(os.path.normcase(root).startswith(path) for root in roots)
 
 
 def is_begun(path: Path) -> bool:
     """Whether something exists whose name begins like the path."""
     try:
-        return any(name.startswith(path.name) for name in os.listdir(path.parent))
+        begin = os.path.normcase(path.name)
+        return any(os.path.normcase(name).startswith(begin) for name in os.listdir(path.parent))
     except OSError:
         return False
 
 
 def _unwritable(option: Option, path: Path) -> Problem | None:
     """Why a training cannot create a folder or file there; None if it can."""
-    nearest = next((place for place in (path, *path.parents) if place.exists()), path)
+    nearest = nearest_existing(path)
+    if nearest is None:
+        return Problem(option.name, ": there is no {drive} here; choose a folder on another disk", drive=path.anchor)
     is_file = option.kind == "file" and nearest == path
     if not nearest.is_dir() and not is_file:
         return Problem(option.name, ": {nearest} is a file; choose a folder", nearest=nearest)

@@ -1,6 +1,7 @@
 """The buttons of a run, its settings in a form, and its support bundle."""
 
 import html
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.comparing import plan
+from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, join_messages
 from library.config.run_config import RunConfig
@@ -130,8 +132,9 @@ def _doctor() -> str:
         return subprocess.run(
             DOCTOR,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
+            env={**os.environ, **OUTPUT_IN_UTF_8},
             timeout=DOCTOR_TIMEOUT,
             check=False,
             cwd=PROJECT_ROOT,

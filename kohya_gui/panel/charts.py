@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject
 from library.config.problems import Message
+from library.runs.durations import local_time
 
 WIDTH, HEIGHT, MAX_POINTS = 600, 150, 300  # units of a chart, and the most points of a line
 MAX_LABEL = 6  # characters that fit beside an axis
@@ -86,7 +87,7 @@ def _gpu_chart(rows: Sequence[tuple[int, JsonObject]], key: str, title: str, uni
             axis_end = max(axis_end, gpu.get("total") or 0)
     if not lines:
         return ""
-    ends = tuple(time.strftime("%H:%M", time.localtime(at)) for at in (rows[0][0], rows[-1][0]))
+    ends = tuple(time.strftime("%H:%M", local_time(at)) for at in (rows[0][0], rows[-1][0]))
     highest = max(value for line in lines.values() for _, value in line)
     frame = _Frame(rows[0][0], rows[-1][0], 0.0, max(axis_end, highest), ends)
     polylines = "".join(

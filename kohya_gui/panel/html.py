@@ -11,7 +11,7 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted
 from library.runs import explain, layout, machine, stop
-from library.runs.durations import duration_in_words
+from library.runs.durations import duration_in_words, local_time
 from library.runs.gpu_log import SPILLED
 from library.runs.lost_time import lost_time_sentence
 from library.runs.queue import BY_USER, Queue
@@ -121,7 +121,7 @@ def _deleted(run: RecordedRun) -> str:
     if run.facts.get("lost"):
         warning = "The folder of this run was deleted. The training still works; Stop now ends it."
     elif restored := run.facts.get("restored"):
-        at = time.strftime("%H:%M", time.localtime(restored))
+        at = time.strftime("%H:%M", local_time(restored))
         warning = Message(
             "The folder of this run was deleted while it trained. Its record was written again at {at}; "
             "files that were saved there before are lost.",

@@ -16,7 +16,7 @@ from typing import overload
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
-from library.files import RESERVED
+from library.config.values import RESERVED
 from library.runs import keys, layout, registry
 
 FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from kohya_gui.server import allowed_folders, named_paths
@@ -16,8 +16,7 @@ from library.config.hub_names import about_address
 from library.config.problems import ConfigError, Message, Problem, either
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
-from library.config.values import strip_pasted
-from library.files import RESERVED
+from library.config.values import RESERVED, WINDOWS, strip_pasted
 
 MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # only their headers are read
@@ -70,7 +69,7 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     text = strip_pasted(text)
     if problem := foreign_path_problem(text, what):
         raise ConfigError(problem)
-    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or _is_network(text):
+    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or (WINDOWS and is_strange_network(text, allowed)):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(os.path.expanduser(text)).resolve()
@@ -195,9 +194,12 @@ def web_address(text: str, what: str = "") -> Problem | None:
     return about_address(what, strip_pasted(text))
 
 
-def _is_network(text: str) -> bool:
+def is_strange_network(text: str, allowed: Iterable[Path | PureWindowsPath]) -> bool:
+    """Whether a path of Windows is of another computer, and not in a folder that is allowed there, as a drive of the
+    network is: resolved, it has the name of its computer."""
     # Merely checking such a path would make Windows log in to another computer.
-    return os.name == "nt" and text.replace("/", "\\").startswith("\\\\")
+    is_network = text.replace("/", "\\").startswith("\\\\")
+    return is_network and not any(PureWindowsPath(text).is_relative_to(root) for root in allowed)
 
 
 def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:

@@ -11,7 +11,8 @@ from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
-from library.files import RESERVED, names_apart
+from library.config.values import RESERVED
+from library.files import names_apart
 
 MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
 DIGITS = re.compile(r"(\d+)")

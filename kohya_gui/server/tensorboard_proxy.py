@@ -14,6 +14,7 @@ from pathlib import Path
 from starlette.types import Receive, Send
 
 from kohya_gui.server.auth import App, Scope, respond, send_all
+from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.problems import Message
 from library.runs import layout, reader
 
@@ -126,8 +127,8 @@ class TensorboardServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
             encoding="utf-8",
+            env={**os.environ, **OUTPUT_IN_UTF_8},
         )
         if not process.stdin or not process.stdout:
             raise OSError("it has no pipes")

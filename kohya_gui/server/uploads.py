@@ -19,7 +19,7 @@ from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, Piec
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.curation import incoming_files
-from library.files import clear_errors, need_space
+from library.files import clear_errors, need_space, remove
 
 MAX_FILES, MAX_UNFINISHED = 2000, 20_000  # files in a request, and unfinished uploads
 PART = re.compile(r"\.[0-9a-f]{24}\.part")
@@ -162,7 +162,7 @@ class ImageUploads:
 
     def _drop(self, upload: Upload) -> None:
         self.known.pop(upload.part.name, None)
-        upload.part.unlink(missing_ok=True)
+        remove(upload.part)
 
 
 def _is_file(file: object) -> bool:
@@ -214,4 +214,4 @@ def _received_bytes(part: Path) -> int:
 def _clear_old(folder: Path, existing: Mapping[str, str]) -> None:
     for name in existing.values():
         if PART.fullmatch(name) and time.time() - (folder / name).lstat().st_mtime > KEEP_SECONDS:
-            (folder / name).unlink(missing_ok=True)
+            remove(folder / name)

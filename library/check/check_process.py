@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from library.config.command import PROJECT_ROOT
+from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
 from library.runs import keys
 
@@ -41,7 +42,7 @@ def question_of(requests: Sequence[JsonObject], launch: JsonMapping) -> str:
 def environment_for_check(launch: JsonMapping) -> dict[str, str]:
     """Return what a process must know about the launch of the training."""
     paths = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, **OUTPUT_IN_UTF_8}
     environment |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
     number = str(launch.get("num_processes") or "1")
     return environment | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})

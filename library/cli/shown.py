@@ -11,7 +11,7 @@ from library.bench.report import align_columns
 from library.cli.main import EXIT_DONE, EXIT_FAILED, complain
 from library.config.problems import ConfigError, MessageLike
 from library.runs import reader
-from library.runs.durations import duration_in_words
+from library.runs.durations import duration_in_words, local_time
 
 Named = TypeVar("Named")
 UNKNOWN = "-"  # in a table
@@ -85,7 +85,7 @@ def clock(moment: float | None) -> str:
     """Return a time of today, or else a date and time."""
     if moment is None:
         return UNKNOWN
-    when = time.localtime(moment)
+    when = local_time(moment)
     is_today = time.strftime("%x", when) == time.strftime("%x")
     return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", when)
 

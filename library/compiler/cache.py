@@ -23,7 +23,7 @@ import torch
 from library.compiler.pruning import repair, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
 from library.config.problems import ConfigError, Message, MessageLike, Problem
-from library.files import write_atomic
+from library.files import nearest_existing, write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 LIMIT_FILE = "limit.json"
@@ -87,7 +87,9 @@ def _in_environment() -> str | None:
 def _why_unusable(folder: Path, device: torch.device) -> MessageLike:
     if " " in str(folder) and device.type == "cpu":
         return "PyTorch cannot compile for the processor in a folder with a blank in its name"
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    nearest = nearest_existing(folder)
+    if nearest is None:
+        return Message("there is no {drive} here", drive=folder.absolute().anchor)
     if not nearest.is_dir():
         return Message("{folder} is no folder", folder=nearest)
     return "" if os.access(nearest, os.W_OK) else "no permission"

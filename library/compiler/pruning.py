@@ -90,7 +90,8 @@ def _lettered(folder: Path) -> Iterator[Path]:
 def _is_changed(file: Path) -> bool:
     """Return whether generated code does not match its name's hash, as after a power failure or on a full disk."""
     try:
-        digest = hashlib.sha256(file.read_bytes().strip()).digest()
+        # The name is that of the text, which PyTorch writes with the line ends of the system.
+        digest = hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n").strip()).digest()
     except OSError:
         return False
     return file.stem != "c" + base64.b32encode(digest)[: NAME_LENGTH - 1].decode().lower()

@@ -29,6 +29,8 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # variables of PyTorch's allocator settings
 # The parent process, read before seconds of imports during which a launcher may be killed.
 PARENT = os.getppid()
+# For a process whose output is read as UTF-8: on Windows Python else writes pipes and files in an old code page.
+OUTPUT_IN_UTF_8 = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
 DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set if the parent is the page or a shell, which may end
 LAUNCHED = DIRECT not in os.environ and any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
 

@@ -7,6 +7,7 @@ from library.config.problems import Problem
 
 PART = re.compile(r"(?![.-])[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of the name of a file in a repository
 REPOSITORY = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])", re.ASCII)
+DRIVE = re.compile(r"[A-Za-z]:/")  # of Windows: file:///C:/cat.png
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
 # Addresses of pages, of downloads and of huggingface_hub's own file system: the repository, and the path in it.
 ON_THE_HUB = re.compile(
@@ -45,8 +46,9 @@ def about_address(option: str, text: str, takes: str | None = None) -> Problem |
         return None
     takes, shown_address = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:MAX_ADDRESS_SHOWN]
     if match[1].lower() == "file":
-        template = ": {address} is a browser address; write only the path: /{path}"
-        return Problem(option, template, address=shown_address, path=match[2])
+        template = ": {address} is a browser address; write only the path: {path}"
+        path = match[2] if DRIVE.match(match[2]) else f"/{match[2]}"
+        return Problem(option, template, address=shown_address, path=path)
     hub_match = ON_THE_HUB.fullmatch(text)
     repository, file = (hub_match[1], (hub_match[2] or "").strip("/")) if hub_match else ("", "")
     name = f"{repository}/{file}" if file else repository

@@ -31,6 +31,10 @@ TYPE_WORDS = {
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 CODE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")  # the name of a class, a module or a backend
 LONGEST_CODE = 200  # maximum characters of such a name
+# Names of devices, which Windows reserves in every folder, whatever ending follows.
+RESERVED = re.compile(r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I)
+WINDOWS = os.name == "nt"
+FORBIDDEN_ON_WINDOWS = re.compile(r'[<>"|?*]')  # in paths; the prefix for long ones has a question mark
 LONGEST_FILE_NAME, LONGEST_PATH = 255, 4000  # bytes; characters of a name on Windows
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
 MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are infinite in half precision
@@ -301,8 +305,12 @@ def _check_path_text(path: Any) -> None:
     if re.search(r"[\x00-\x1f]", path):  # "D:\train" of a TOML holds a tab
         template = "has a character that no path can have, {value}: in double quotes write \\\\ for \\"
         raise ConfigError(template, value=quoted(path))
+    forbidden = FORBIDDEN_ON_WINDOWS.search(path.removeprefix("\\\\?\\")) if WINDOWS and "://" not in path else None
+    if forbidden:
+        template = "has {sign}, which Windows allows in no path, got {value}"
+        raise ConfigError(template, sign=forbidden[0], value=quoted(path))
     names = path.replace("\\", "/").split("/")
-    longest = max(len(name if os.name == "nt" else name.encode(errors="surrogatepass")) for name in names)
+    longest = max(len(name if WINDOWS else name.encode(errors="surrogatepass")) for name in names)
     if longest > LONGEST_FILE_NAME or len(path.encode(errors="surrogatepass")) > LONGEST_PATH:
         template = "is too long for a path: no name in it may have more than {most} bytes, got {value}"
         raise ConfigError(template, most=LONGEST_FILE_NAME, value=quoted(path))

@@ -10,9 +10,10 @@ from pathlib import Path
 from PIL import Image
 
 from library.config.problems import ConfigError, Message
+from library.config.values import RESERVED
 from library.data.caption_files import read_caption
 from library.data.pixels import check_file, extensions
-from library.files import RESERVED, clear_errors
+from library.files import clear_errors, remove, replace
 
 CAPTION_SUFFIXES = (".txt", ".caption")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the extension
@@ -135,7 +136,7 @@ def _takes_name(source: Path, path: Path) -> bool:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return False
-        os.replace(source, path)
+        replace(source, path)
         return True
-    source.unlink()
+    remove(source)
     return True

@@ -91,8 +91,9 @@ def prune_thumbnails(limit: int = LIMIT) -> int:
     for _, size, path in sorted(files):
         if total_bytes <= limit:
             break
-        path.unlink(missing_ok=True)
-        total_bytes -= size
+        with contextlib.suppress(OSError):  # on Windows one that is being read stays
+            path.unlink(missing_ok=True)
+            total_bytes -= size
     return total_bytes
 
 

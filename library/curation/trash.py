@@ -23,7 +23,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Report
 from library.data.threads import spread
-from library.files import clean_up, clear_errors, need_space, write_atomic
+from library.files import clean_up, clear_errors, move, need_space, remove, write_atomic
 from library.runs import process
 
 FOLDER, ABOUT, JOURNAL, KEPT_FILES_FOLDER = ".trash", "operation.json", "journal.jsonl", "files"
@@ -109,17 +109,17 @@ class Change:
         """Move files or folders to new paths in the data folder, which must not exist yet."""
         pairs = [(_inside(self.root, old), _inside(self.root, new)) for old, new in moves]
         for old, new in pairs:
-            if os.path.lexists(new):
+            if os.path.lexists(new) and not _is_itself(old, new):
                 raise ConfigError("{new} is there already: nothing was moved", new=new)
             if not os.path.lexists(old):
                 raise ConfigError("{old} is gone: open the folder again", old=old)
-        if len({new for _, new in pairs}) < len(pairs):
+        if len({os.path.normcase(new) for _, new in pairs}) < len(pairs):
             raise ConfigError("two files would get the same name: nothing was moved")
         self._journal({"move": self._name(old), "to": self._name(new)} for old, new in pairs)
         for old, new in pairs:
             with clear_errors(new):
                 new.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(old, new)
+                move(old, new)
         self.count += len(pairs)
 
     def remove(self, paths: Iterable[Path]) -> None:
@@ -131,7 +131,7 @@ class Change:
             target = self.folder / KEPT_FILES_FOLDER / name
             with clear_errors(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(self.root / name, target)
+                move(self.root / name, target)
         self.count += len(names)
 
     def put(self, contents: Mapping[Path, bytes]) -> None:
@@ -295,7 +295,7 @@ def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | N
     if now != line.get("after"):
         return None
     if before is None:
-        path.unlink()  # its content is in the journal
+        remove(path)  # its content is in the journal
     else:
         write_atomic(path, str(before).encode("utf-8", "surrogateescape"))
     return True
@@ -305,11 +305,17 @@ def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
     kept_file = _inside(root, _validated_path(root, line.get("to")), trash_folder=folder)
     if not os.path.lexists(kept_file):
         return False if os.path.lexists(path) else None
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not _is_itself(kept_file, path):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(kept_file, path)
+    move(kept_file, path)
     return True
+
+
+def _is_itself(old: Path, new: Path) -> bool:
+    """Return whether a name differs from another of the same file in its case only, which Windows and macOS ignore."""
+    alike = str(old).casefold() == str(new).casefold()
+    return alike and os.path.lexists(old) and os.path.samefile(old, new)
 
 
 def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
@@ -319,7 +325,7 @@ def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
         return None
     target = folder / "undone" / path.relative_to(root)
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.rename(path, target)
+    move(path, target)
     return True
 
 

@@ -24,6 +24,7 @@ from library.demo.small_model import small_model_of
 from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import starting
+from library.setup.installation import SETUP
 
 COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with
 DEMO_VARIANTS = tuple(name for family in families.all_families() for name in family.demo_variants)
@@ -136,6 +137,6 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
         *pictures,
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
-        "Next: open the page (./setup.sh gui), or change a TOML and train again:",
+        f"Next: open the page ({SETUP} gui), or change a TOML and train again:",
         f"  {quote_command(command)}",
     ]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from library.demo import configs, images, learning, small_model, zorb
 from library.families import facts_of, owner, random_module
-from library.files import clear_errors, write_atomic
+from library.files import clear_errors, replace, write_atomic
 
 RECORD = "demo.json"
 
@@ -118,7 +117,7 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)  # left by an interrupted demo
     unfinished.mkdir()
     fill(unfinished)
-    os.replace(unfinished, folder)
+    replace(unfinished, folder)
 
 
 def _write_demo_model(family: str, folder: Path) -> None:

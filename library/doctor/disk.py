@@ -9,6 +9,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from library.compiler import cache
 from library.config.problems import Message
 from library.doctor.finding import MachineFinding, bad, hint, ok
+from library.files import nearest_existing
 from library.runs.registry import data_folder
 
 FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
@@ -31,10 +32,8 @@ def check_folders() -> MachineFinding:
     """Report the folders of downloads, compiled code and the list of runs."""
     where = {"models": HF_HUB_CACHE, "compiled": str(cache.default_root()), "runs": str(data_folder())}
     for path in where.values():
-        place = Path(path)
-        while not place.exists():
-            place = place.parent
-        if why := _why_unwritable(place):
+        place = nearest_existing(path)
+        if why := _why_unwritable(place) if place else Message("there is no {drive} here", drive=Path(path).anchor):
             template = "{path} cannot be written ({why}); change its owner, or the place it is in"
             return bad("folders", Message(template, path=path, why=why), **where)
     return ok("folders", Message("models in {models}, compiled code in {compiled}, runs in {runs}", **where), **where)

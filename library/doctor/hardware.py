@@ -18,6 +18,7 @@ from library.config.sections import Compile
 from library.doctor import kernels
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.runs import machine
+from library.setup.installation import SETUP
 
 SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # set to 1, torch.compile silently does nothing
 
@@ -28,10 +29,12 @@ def check_torch_build() -> MachineFinding:
     text = Message("{version}, built for {target}", version=torch.__version__, target=target)
     data = {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
     if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 11):
-        return bad("torch", Message("{build}; 2.11 or newer is needed: run ./setup.sh install", build=text), **data)
+        return bad(
+            "torch", Message("{build}; 2.11 or newer is needed: run {setup} install", build=text, setup=SETUP), **data
+        )
     if shutil.which("nvidia-smi") and not torch.version.cuda:
-        template = "{build}, though this machine has an NVIDIA GPU; run ./setup.sh install"
-        return bad("torch", Message(template, build=text), **data)
+        template = "{build}, though this machine has an NVIDIA GPU; run {setup} install"
+        return bad("torch", Message(template, build=text, setup=SETUP), **data)
     return ok("torch", text, **data)
 
 

@@ -24,6 +24,7 @@ from library.jobs.work import join_work
 from library.packages import PACKAGE_NAMES as OPTIONAL
 from library.packages import locked as locked_versions
 from library.setup import installation
+from library.setup.installation import SETUP
 
 REPORTED_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
 EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
@@ -96,8 +97,8 @@ def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
     try:  # loads torch, after its cache folder is known to exist
         from library.doctor import disk, hardware, optional
     except Exception as error:
-        template = "cannot be loaded ({error}); run ./setup.sh install"
-        yield bad("torch", Message(template, error=f"{type(error).__name__}: {error}"))
+        template = "cannot be loaded ({error}); run {setup} install"
+        yield bad("torch", Message(template, error=f"{type(error).__name__}: {error}", setup=SETUP))
         return
     yield from findings(
         [hardware.check_torch_build, hardware.gpu, hardware.driver, optional.optimizers, hardware.compiler]
@@ -135,7 +136,9 @@ def check_packages() -> MachineFinding:
     missing = [name for name in REPORTED_PACKAGES if not versions[name]]
     if missing:
         return bad(
-            "packages", Message("missing: {names}; run ./setup.sh install", names=", ".join(missing)), **versions
+            "packages",
+            Message("missing: {names}; run {setup} install", names=", ".join(missing), setup=SETUP),
+            **versions,
         )
     locked = locked_versions()
     different = [
@@ -144,8 +147,8 @@ def check_packages() -> MachineFinding:
         if version and name in locked and version.split("+")[0] != locked[name]
     ]
     if different:
-        template = "not the tested versions: {versions}; ./setup.sh install sets them"
-        return hint("packages", Message(template, versions=join_messages(different)), **versions)
+        template = "not the tested versions: {versions}; {setup} install sets them"
+        return hint("packages", Message(template, versions=join_messages(different), setup=SETUP), **versions)
     return ok("packages", text, **versions)
 
 

@@ -21,14 +21,14 @@ from huggingface_hub import constants, errors
 from huggingface_hub.file_download import http_get
 
 from library.config.problems import ConfigError, Message, Report
+from library.config.values import RESERVED
 from library.families.shared import hub, weights
-from library.files import clear_errors, need_space, write_atomic
+from library.files import clear_errors, need_space, remove, replace, write_atomic
 from library.runs import keys, locking, registry
 
 WEIGHTS_SUFFIX = ".safetensors"
 HOSTS = ("huggingface.co", "hf.co")  # and their sub-domains: the hub redirects downloads to these
 SAFE_NAME = re.compile(r"(?!\.)[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of a file or folder that is created
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # names on Windows
 REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 HASH_BLOCK_BYTES = 2**22  # bytes of one block of hashing
 _guarded = threading.Lock()
@@ -168,16 +168,17 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
             try:
                 _verify_download(part, path, file, report)
             except ConfigError:
-                part.unlink(missing_ok=True)
+                remove(part)
                 raise
-            return write_atomic(path, part.replace)  # flushes the renamed file before it gets its final name
+            # This flushes the renamed file before it gets its final name.
+            return write_atomic(path, lambda temporary: replace(part, temporary))
 
 
 def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
     """Download the remaining bytes of a file."""
     done = part.stat().st_size if part.exists() else 0
     if done > file.size:  # not a part of this file
-        part.unlink()
+        remove(part)
         done = 0
     need_space(part, file.size - done)
     address = f"{constants.ENDPOINT}/{file.repository}/resolve/{file.commit}/{quote(file.path)}"

@@ -16,7 +16,15 @@ from library.config.problems import ConfigError, Message, Problem, counted, opti
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, FullSave, Save
 from library.families.shared.folder_checkpoints import checkpoints
-from library.files import clean_up, need_space, remove_folder, write_atomic, write_folder_atomic
+from library.files import (
+    clean_up,
+    nearest_existing,
+    need_space,
+    remove,
+    remove_folder,
+    write_atomic,
+    write_folder_atomic,
+)
 from library.methods import TrainingMethod
 from library.methods.sharding import collected
 from library.methods.small_files import unused_alphas
@@ -130,8 +138,11 @@ def find_output_problems(config: RunConfig) -> Iterator[Problem]:
     if any(Save.check(config.save, config)):  # already reported when reading the config
         return
     names = output_names(config)
-    nearest = next(p for p in (names.folder.absolute(), *names.folder.absolute().parents) if p.exists())
-    if not nearest.is_dir():
+    nearest = nearest_existing(names.folder)
+    if nearest is None:
+        drive = names.folder.absolute().anchor
+        yield Problem("output_dir", ": there is no {drive} here; choose a folder on another disk", drive=drive)
+    elif not nearest.is_dir():
         yield Problem("output_dir", ": {nearest} is a file; choose a folder", nearest=nearest)
     elif not config.steps.resume and (existing := names.existing()):
         remainder = Message(" and {count} more of that name", count=len(existing) - 1) if len(existing) > 1 else ""
@@ -253,7 +264,10 @@ def remove_outdated(path: Path | None) -> None:
     if path.is_dir():
         remove_folder(path)
     else:
-        path.unlink(missing_ok=True)
+        try:
+            remove(path)
+        except OSError as error:  # such as a program of Windows that shows what was learned
+            log.warning("%s could not be removed: %s", path, error.strerror or error)
 
 
 def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:

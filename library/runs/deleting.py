@@ -3,9 +3,11 @@
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from library.config.problems import ConfigError, Message, Problem, counted, join_messages
+from library.files import patiently, remove
 from library.runs import layout, reader, registry
 from library.runs.written_files import written_file
 
@@ -69,10 +71,10 @@ def delete_run(deletion: Deletion) -> None:
     try:
         for path in deletion.files:
             if path.is_dir():
-                shutil.rmtree(path)
+                patiently(partial(shutil.rmtree, path))
             else:
-                path.unlink(missing_ok=True)
-        shutil.rmtree(deletion.run.folder)
+                remove(path)
+        patiently(partial(shutil.rmtree, deletion.run.folder))
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise ConfigError("{path} cannot be deleted ({why}).", path=error.filename or "", why=why) from error

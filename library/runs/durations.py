@@ -1,6 +1,15 @@
-"""Durations in words."""
+"""Durations in words, and times of day."""
+
+import time
 
 from library.config.problems import Message
+
+LAST_TIME = 32_500_000_000.0  # seconds since 1970: the year 2999, the last one that Windows converts
+
+
+def local_time(moment: float) -> time.struct_time:
+    """Return the local time of a moment in a record, which people edit: Windows converts none before 1970."""
+    return time.localtime(min(max(moment, 0.0), LAST_TIME))
 
 
 def duration_in_words(seconds: float) -> Message:

@@ -9,6 +9,7 @@ from pathlib import Path
 from library.config.command import launch_problems
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem
+from library.files import remove
 from library.runs import layout, locking, machine, process, registry
 
 CPU = "cpu"
@@ -122,7 +123,8 @@ def holding(reserved: Iterable[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # one that is left counts no more, as its process has ended
+            remove(path)
 
 
 def held_devices() -> set[str]:

@@ -11,13 +11,13 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from library.config import problems, stored_messages
 from library.config.json_types import JsonMapping, JsonObject
-from library.files import json_text, write_atomic
+from library.files import PAUSES_OF_READERS, json_text, patiently, write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
 STOP, LAUNCHER = "stop", "launcher.json"
@@ -76,7 +76,7 @@ def load_facts(path: Path) -> JsonObject:
     object.
     """
     try:
-        facts = parse_facts(path.read_text(encoding="utf-8"))
+        facts = parse_facts(patiently(partial(path.read_text, encoding="utf-8"), PAUSES_OF_READERS))
     except (OSError, ValueError, RecursionError):
         return {}
     renamed = {OLD_NAMES.get(name, name): value for name, value in facts.items()}

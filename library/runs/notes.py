@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from library.config.problems import ConfigError
-from library.files import write_atomic
+from library.files import remove, write_atomic
 
 NOTE = "note.txt"
 MAX_NOTE_LENGTH = 20_000  # maximum characters
@@ -37,7 +37,7 @@ def write_note(folder: Path, text: str) -> str:
         write_atomic(folder / NOTE, text + "\n")
         return text
     try:
-        (folder / NOTE).unlink(missing_ok=True)
+        remove(folder / NOTE)
     except OSError as error:
         raise ConfigError("The note cannot be deleted: {why}.", why=error.strerror or error) from error
     return ""

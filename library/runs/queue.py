@@ -20,7 +20,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
-from library.files import write_atomic
+from library.files import remove, write_atomic
 from library.runs import gpu_slots, job_files, layout, locking, process, reader, registry, resume, start
 
 RUNNER = [sys.executable, "-m", "library.runs.worker"]
@@ -363,7 +363,9 @@ def can_resume(run: reader.RecordedRun, other_runs: Iterable[reader.RecordedRun]
 
 
 def forget_config(entry: QueueEntry) -> None:
-    _entry_toml(entry).unlink(missing_ok=True)
+    """Delete the config and the files of an entry that has left the queue."""
+    with contextlib.suppress(OSError):  # held for long by another program: nothing reads it any more
+        remove(_entry_toml(entry))
     job_files.forget_files(queue_folder() / entry.id)
 
 

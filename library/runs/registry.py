@@ -9,6 +9,7 @@ import platformdirs
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message
+from library.files import remove
 from library.runs import layout, process
 
 # Facts of run.json that a pointer repeats, about the run, its process and its devices.
@@ -67,7 +68,7 @@ def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
 def forget_pointer(run_id: str) -> None:
     """Remove the pointer to a run."""
     if layout.is_run_id(run_id):
-        (data_folder() / "runs" / f"{run_id}.json").unlink(missing_ok=True)
+        remove(data_folder() / "runs" / f"{run_id}.json")
 
 
 def working_without_folder(run_id: str) -> JsonObject:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.command import check_launch_options
+from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, together
@@ -163,10 +164,9 @@ def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
 def detached(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str], folder: str = ""
 ) -> subprocess.Popen[Any]:
-    """Start a process in its own session (on Windows a process group without console), with its output in a file."""
+    """Start a process in its own session (on Windows with a console of its own, hidden), with its output in a file."""
     working_folder = folder if folder and Path(folder).is_dir() else None
-    # Readers expect UTF-8, on Windows, too.
-    variables = {**environment, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    variables = {**environment, **OUTPUT_IN_UTF_8}
     with log.open("ab") as out:
         streams: JsonObject = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         started = _in_own_session(list(arguments), env=variables, cwd=working_folder, **streams)
@@ -177,7 +177,8 @@ def detached(
 
 def _in_own_session(arguments: list[str], **how: Any) -> subprocess.Popen[Any]:
     if sys.platform == "win32":
-        flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.DETACHED_PROCESS
+        # Its children share the hidden console. Without any, each of them would open a window.
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
         try:
             # An SSH server may put all processes of a session into a job that ends with it.
             return subprocess.Popen(arguments, creationflags=flags | subprocess.CREATE_BREAKAWAY_FROM_JOB, **how)

@@ -1,9 +1,9 @@
 """Take runs off the list, and put them back. All of their files stay where they are."""
 
-import os
 from pathlib import Path
 
 from library.config.problems import ConfigError, Message, Problem
+from library.files import replace
 from library.runs import layout, reader, registry
 
 REMOVED = "removed-runs"  # beside the folder of pointers
@@ -42,7 +42,7 @@ def _removed() -> Path:
 def _move(run_id: str, source: Path, target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
-        os.replace(source / f"{run_id}.json", target / f"{run_id}.json")
+        replace(source / f"{run_id}.json", target / f"{run_id}.json")
     except OSError as error:
         raise ConfigError(
             "The list of runs cannot be changed in {folder} ({why}).", folder=target, why=error.strerror or error

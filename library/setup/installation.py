@@ -6,6 +6,7 @@ Uses only the standard library.
 import hashlib
 import importlib.machinery
 import importlib.metadata
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from library.config.problems import Message
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 PROJECT_NAME = "kohya-trainer"
+SETUP = "setup.bat" if os.name == "nt" else "./setup.sh"
 LOCKS = ("build", "user", "dev", "triton-windows")  # files of locks/: exact versions with the hashes of their files
 LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in LOCKS))
 

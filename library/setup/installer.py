@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from library.setup import installation
+from library.setup.installation import SETUP
 from library.setup.locked_packages import (
     ENVIRONMENT,
     PROJECT_ROOT,
@@ -27,7 +28,6 @@ from library.setup.locked_packages import (
 
 INSTALLED_MARKER = ENVIRONMENT / "installed.txt"  # written last: its absence means that an installation did not finish
 BEGUN = ENVIRONMENT / "installing.txt"  # says which step an unfinished installation was at
-SETUP = "setup.bat" if WINDOWS else "./setup.sh"
 MAX_SAFE_PATH = 60  # with a longer path of this folder, packages exceed Windows' 260 characters
 
 

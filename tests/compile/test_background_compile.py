@@ -1,6 +1,7 @@
 """Compiling beside the run: eager steps first, then compiled ones from the cache, the same again in a resumed run."""
 
 import io
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -365,6 +366,25 @@ def test_where_recordings_find_no_room_the_process_ends_and_they_are_tried_again
     recorder.forget()
     stays = True  # with nothing left to end, recordings are given up
     assert not recorder.record(None, asked) and tried == [False, True, True] and "too small" in recorder.why_not
+
+
+def test_on_windows_it_compiles_in_one_process_and_its_words_arrive_in_utf_8(monkeypatch, tmp_path):
+    """PyTorch cannot start its pool there, and Python writes into pipes in an old code page."""
+    code = f"import os; print('図', os.environ.get('{compile_process.THREADS}')); raise SystemExit(3)"
+    (tmp_path / "says.py").write_text(code, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    monkeypatch.delenv(compile_process.THREADS, raising=False)
+    monkeypatch.setattr(compile_process, "WORKER", "says")
+
+    def last_words():
+        process = compile_process.CompileProcess({})
+        process._follower.join(timeout=60)
+        return process.failure
+
+    assert re.fullmatch(r"図 \d+ \(code 3\)", last_words())
+    monkeypatch.setattr(compile_process.sys, "platform", "win32")
+    assert last_words() == "図 None (code 3)"
 
 
 def test_what_is_no_tensor_and_no_plain_value_is_not_described():

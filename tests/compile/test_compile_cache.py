@@ -5,11 +5,13 @@ import pickle
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor import codecache
 from torch._inductor.utils import clear_caches
 
 from library.compiler import cache, prewarm, pruning, torch_private
@@ -155,6 +157,17 @@ def test_code_that_is_damaged_is_made_anew(tmp_path, monkeypatch, forget):
         for file in sources:
             file.write_bytes(b"")
     assert sources and pruning.repair(tmp_path) == len(sources)
+
+
+def test_code_with_the_line_ends_of_windows_is_kept(tmp_path):
+    """PyTorch names it by its text, and writes it as text: all of it was deleted at every start."""
+    name, path = codecache.write("def call():\n    return 1\n", "py", specified_dir=str(tmp_path / "ab"))
+    text = Path(path).read_bytes()
+    assert len(name) == pruning.NAME_LENGTH and not pruning.repair(tmp_path)
+    Path(path).write_bytes(text.replace(b"\n", b"\r\n"))
+    assert not pruning.repair(tmp_path) and Path(path).exists()
+    Path(path).write_bytes(text[:-3])
+    assert pruning.repair(tmp_path) == 1
 
 
 @pytest.fixture

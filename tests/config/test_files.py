@@ -7,14 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
+from kohya_gui.form import typed_paths
 from library import files
+from library.compiler import cache
+from library.config.building import build_config
 from library.config.problems import ConfigError
+from library.config.schema import options_of
+from library.doctor import disk
+from library.families import config_class
 from library.files import UnwritableError, free_space, need_space, write_atomic
+from library.outputs.paths import find_output_problems
+from library.runs import layout
 from tests.source import ROOT
 
 
@@ -127,6 +137,84 @@ def test_renaming_waits_for_readers_on_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "replace", busy)
     write_atomic(tmp_path / "a.txt", "x")
     assert len(tries) == 3
+
+
+@pytest.mark.parametrize("work", ["replace", "move", "remove", "remove_folder"])
+def test_all_that_changes_names_waits_for_readers_on_windows(tmp_path, monkeypatch, work):
+    """As a virus scanner reads what is new, and ComfyUI maps what it shows."""
+    tries: list[str] = []
+
+    def busy(real, *names):
+        tries.append("")
+        if len(tries) < 3:
+            raise PermissionError(errno.EACCES, "in use")
+        return real(*names)
+
+    monkeypatch.setattr(files, "WINDOWS", True)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir() if work == "remove_folder" else old.write_text("x")
+    for name in ("rename", "replace", "unlink"):
+        monkeypatch.setattr(files.os, name, partial(busy, getattr(os, name)))
+    getattr(files, work)(*([old, new] if work in ("replace", "move") else [old]))
+    assert len(tries) == 3 and not old.exists() and new.exists() == (work in ("replace", "move"))
+
+
+def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, monkeypatch):
+    layout.store(tmp_path / "run.json", {"state": "running"})
+    real, tries = Path.read_text, []
+
+    def busy(path, **how):
+        tries.append(path)
+        if len(tries) < 3:
+            raise PermissionError(errno.EACCES, "being replaced")
+        return real(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", busy)
+    assert layout.load_facts(tmp_path / "run.json") == {}  # elsewhere a file without rights is not waited for
+    monkeypatch.setattr(files, "WINDOWS", True)
+    assert layout.load_facts(tmp_path / "run.json") == {"state": "running"}
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "words"),
+    [
+        (5, "there.bin", "another program has it open"),
+        (32, "new.bin", "another program has it open"),
+        (1224, "there.bin", "another program has it open"),
+        (5, "new.bin", "no permission"),
+        (123, "a?.bin", r"Windows allows none of"),
+        (112, "new.bin", "the disk is full"),
+        (3, "new.bin", "its folder cannot be made"),
+        (3, "n" * 230 + ".bin", "Windows cuts paths at 260 characters"),
+    ],
+)
+def test_errors_of_windows_are_sentences(tmp_path, number, name, words):
+    """Python gives the nearest number of POSIX, EINVAL if there is none, and Windows' own beside it."""
+    posix = {5: errno.EACCES, 32: errno.EACCES, 112: errno.ENOSPC, 3: errno.ENOENT}.get(number, errno.EINVAL)
+    (tmp_path / "there.bin").write_bytes(b"mapped")
+    error = OSError(posix, "of Windows")
+    error.winerror = number  # pyrefly: ignore[missing-attribute]
+    with pytest.raises(UnwritableError, match=words), files.clear_errors(tmp_path / name):
+        raise error
+
+
+def test_a_drive_that_is_not_there(tmp_path, monkeypatch):
+    """Elsewhere there is at least a root."""
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    folder = tmp_path / "lora"
+    assert files.nearest_existing(folder) is None and files.blocking_path(folder) == Path(folder.anchor)
+    with pytest.raises(UnwritableError, match="its folder cannot be made"):
+        need_space(folder / "a.bin", 10)
+    config = build_config(config_class("flux_train_network"), {"output_dir": str(folder), "output_name": "cat"})
+    assert [str(p) for p in find_output_problems(config)] == [
+        f"output_dir: there is no {folder.anchor} here; choose a folder on another disk"
+    ]
+    option = options_of(type(config))["output_dir"]
+    assert "there is no / here" in str(typed_paths._unwritable(option, folder))
+    assert str(cache._why_unusable(folder, torch.device("cuda"))) == f"there is no {folder.anchor} here"
+    found = disk.check_folders()  # which used to look for ever
+    assert found.verdict == "bad" and "there is no" in str(found.text)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that cannot be caught")

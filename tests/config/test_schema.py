@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from library import families
 from library.cli import options_page
+from library.config import values as config_values
 from library.config.building import build_config, find_missing, replace_options
 from library.config.formats import read_toml, to_toml, toml_value
 from library.config.problems import ConfigError, Problem
@@ -303,6 +304,19 @@ def test_a_path_that_no_disk_has_is_one_sentence(script):
         for option in paths:
             with pytest.raises(ConfigError, match=words):
                 option.read([value] if option.many else value)
+
+
+def test_a_path_that_only_windows_refuses_is_one_sentence_there(monkeypatch):
+    """Else the folder cannot be made, once the model is loaded."""
+    option = options_of(config_class(next(iter(families.RUNS))))["output_dir"]
+    good = ["D:\\a (b)\\ü", "\\\\?\\D:\\long", "D:/a", "\\\\nas\\a"]
+    bad = ["D:\\a?", "D:\\a|b", 'D:\\"a', "D:\\a*"]
+    assert [option.read(text) for text in good + bad] == good + bad
+    monkeypatch.setattr(config_values, "WINDOWS", True)
+    assert [option.read(text) for text in good] == good
+    for text in bad:
+        with pytest.raises(ConfigError, match=r"has .*, which Windows allows in no path"):
+            option.read(text)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

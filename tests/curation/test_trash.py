@@ -128,6 +128,20 @@ def test_copies_are_taken_back_without_being_destroyed(root, tmp_path):
     assert [p.read_bytes() for p in (root / ".trash").rglob("a.png")] == [b"a"]
 
 
+def test_a_name_may_change_its_case_where_the_disk_ignores_that(root, monkeypatch):
+    """On Windows and macOS the new name is there already: it is the file itself."""
+    (root / "Cat.txt").write_text("x")
+    there, taken = os.path.lexists, root / "cat.txt"
+    monkeypatch.setattr(trash.os.path, "lexists", lambda path: there(path) or path == taken)
+    monkeypatch.setattr(trash.os.path, "samefile", lambda first, second: True)
+    with Change(root, "Renamed") as change:
+        change.move([(root / "Cat.txt", taken)])
+    assert taken.read_text() == "x"
+    taken = root / "Cat.txt"
+    undo(root, history(root)[0].id)
+    assert (root / "Cat.txt").read_text() == "x"
+
+
 def test_nothing_is_overwritten(root):
     start = tree(root)
     for old, new in (("0.png", "1.png"), ("gone.png", "x.png")):

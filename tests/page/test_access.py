@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import gzip
+import io
 import logging
 import os
 import re
@@ -354,6 +355,15 @@ def test_a_page_that_is_open_when_the_server_ends_is_no_error(caplog, monkeypatc
         working.join(10)
     logging.getLogger("uvicorn.error").setLevel(level)
     assert not working.is_alive() and not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_a_console_that_lacks_the_letters_of_a_name_does_not_keep_the_page_from_starting(monkeypatch, capsys):
+    with contextlib.closing(serving.bind("127.0.0.1", 0)) as held:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="cp1252"))
+        assert app.main(["--port", str(held.getsockname()[1]), "--no-browser"]) == 2
+    serving.announce(serving.build_server_parser().parse_args(["--user", "李", "--no-browser"]), 7860, {})
+    sys.stdout.flush()
+    assert b"password of \\u674e" in sys.stdout.buffer.getvalue()
 
 
 def test_a_port_in_use_is_reported_in_a_sentence(capsys):

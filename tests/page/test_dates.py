@@ -28,6 +28,19 @@ def test_a_moment_and_a_duration_have_the_words_of_the_panel(visit):
         assert page.evaluate(SHOWN, ["duration", seconds]) == str(duration_in_words(seconds))
 
 
+def test_a_time_that_windows_does_not_convert_is_shown_as_the_nearest_one(monkeypatch):
+    """A damaged record has any number, and a list with it is still shown."""
+    real = time.localtime
+
+    def of_windows(moment):
+        if not 0 <= moment < 32_536_000_000:
+            raise OSError(22, "Invalid argument")
+        return real(moment)
+
+    monkeypatch.setattr(time, "localtime", of_windows)
+    assert dates.date(-5e9).arguments["year"] in ("1969", "1970") and dates.moment(2.0**53) and dates.date(2.0**53)
+
+
 def test_no_other_script_writes_dates():
     paths = [path for path in (source.ROOT / "kohya_gui").rglob("*.js") if "vendor" not in path.parts]
     assert [path.name for path in paths if "new Date(" in path.read_text(encoding="utf-8")] == ["dates.js"]

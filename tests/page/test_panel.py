@@ -1,12 +1,13 @@
 """The live panel's HTML: a run's state, and that no text of a run is interpreted as HTML."""
 
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from kohya_gui.form import messages
-from kohya_gui.panel import charts, history, html
+from kohya_gui.panel import actions, charts, history, html
 from library.config.problems import Message, Problem
 from library.importers.result import TO_FIX
 from library.runs import process
@@ -236,3 +237,10 @@ def test_durations_in_words():
 def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():
     about = Message("it loads: all {count} tensors match what the model holds", count=3)
     assert "{count} tensors" in history.saved({"file": "cat.safetensors", "ok": True, "text": about})
+
+
+def test_the_report_of_a_machine_arrives_in_utf_8(monkeypatch):
+    """On Windows Python writes into pipes in an old code page."""
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    monkeypatch.setattr(actions, "DOCTOR", [sys.executable, "-c", "print('the folder 図')"])
+    assert actions._doctor() == "the folder 図\n"

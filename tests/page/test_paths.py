@@ -3,10 +3,13 @@
 Ten thousand hostile paths go through it in tests/security.
 """
 
+import ntpath
 import os
+from pathlib import Path, PureWindowsPath
 
 import pytest
 
+from kohya_gui.form import typed_paths
 from kohya_gui.server import paths
 from library.config.building import build_config, working_fix
 from library.config.problems import ConfigError
@@ -50,6 +53,7 @@ def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, 
         ("https:/x.org/a.toml", "is a web address"),  # as Path normalises it
         ("s3://bucket/a.toml", "is a web address"),
         ("file:///home/me/a.toml", "write only the path: /home/me/a.toml"),
+        ("file:///C:/Users/me/a.toml", "write only the path: C:/Users/me/a.toml"),
         ("https://huggingface.co/org/model", "is a web address, not a path"),  # a folder of images cannot be a hub id
     ],
 )
@@ -151,6 +155,31 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
     lines = str(raised.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["pretrained_model_name_or_path", "base_weights", "output_dir"]
     assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
+
+
+def test_the_beginning_of_a_path_is_no_mistake_in_any_case_on_windows(root, monkeypatch):
+    begun = str(root / "CAT")
+    assert typed_paths.leads_to(str(root)[:-2], [root]) and not typed_paths.leads_to(str(root)[:-2].upper(), [root])
+    assert not typed_paths.is_begun(Path(begun))
+    monkeypatch.setattr(typed_paths.os.path, "normcase", ntpath.normcase)
+    assert typed_paths.leads_to(str(root)[:-2].upper(), [root]) and typed_paths.is_begun(Path(begun))
+
+
+def test_a_drive_of_the_network_can_be_used_on_windows_and_no_other_computer():
+    """There Z: resolves to the name of its computer, and the picker gives that back."""
+    allowed = [PureWindowsPath("C:\\Users\\me"), PureWindowsPath("\\\\nas\\models\\")]
+    for text in (r"\\nas\models", r"\\NAS\Models\flux\a.safetensors", "//nas/models/flux", r"Z:\flux", r"C:\Users\me"):
+        assert not paths.is_strange_network(text, allowed), text
+    for text in (
+        r"\\nas\private",
+        r"\\nas",
+        r"\\evil\models\a",
+        "//evil/a/b",
+        r"\\?\C:\Users\me",
+        r"\\.\pipe\x",
+        "\\\\",
+    ):
+        assert paths.is_strange_network(text, allowed), text
 
 
 def test_a_root_in_a_hidden_folder_can_be_used(root):

@@ -129,6 +129,24 @@ def test_what_cannot_be_launched_is_reported_and_recorded(tmp_path, monkeypatch)
     assert reader.runs()[0].state == "failed"
 
 
+def test_what_is_started_on_windows_has_a_console_that_nobody_sees(tmp_path, monkeypatch):
+    """Without any, each program that a training starts, such as a compiler, would open a window."""
+    flags: list[int] = []
+
+    def popen(arguments, creationflags, **how):
+        flags.append(creationflags)
+        if creationflags & 4:
+            raise PermissionError("a job that its processes may not leave")
+        return subprocess.CompletedProcess(arguments, 0)
+
+    monkeypatch.setattr(start.sys, "platform", "win32")
+    monkeypatch.setattr(start.subprocess, "Popen", popen)
+    for value, name in enumerate(("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW", "CREATE_BREAKAWAY_FROM_JOB")):
+        monkeypatch.setattr(start.subprocess, name, 1 << value, raising=False)
+    start._in_own_session(["python"])
+    assert flags == [7, 3]
+
+
 def test_an_output_folder_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):

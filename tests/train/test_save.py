@@ -16,6 +16,7 @@ from library.config.problems import ConfigError
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
 from library.outputs import paths
+from library.train.saving import state_files
 from tests.training import config_of
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]
@@ -117,6 +118,28 @@ def test_removing(tmp_path):
     for path in (tmp_path / "a-state", tmp_path / "a.pt", tmp_path / "a.pt", None):
         paths.remove_outdated(path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_another_program_holds_stays_and_the_training_goes_on(tmp_path, monkeypatch, caplog):
+    """As ComfyUI maps the LoRA that it shows, which Windows does not delete then."""
+
+    def held(path, missing_ok=False):
+        raise PermissionError(13, "mapped")
+
+    (tmp_path / "a.pt").write_text("x")
+    monkeypatch.setattr(Path, "unlink", held)
+    paths.remove_outdated(tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").exists() and "a.pt could not be removed: mapped" in caplog.text
+
+
+def test_tensors_of_other_processes_are_saved_on_systems_that_cannot_reserve_space(tmp_path, monkeypatch):
+    """Windows and macOS lack the call, and Windows maps no file for writing here."""
+    monkeypatch.delattr(state_files.os, "posix_fallocate")
+    whole = torch.arange(6.0).reshape(2, 3)
+    lazy = LazyTensor(whole.shape, whole.dtype, whole.clone)
+    state_files._save({"state": [{"exp_avg": lazy}], "step": 3}, tmp_path / "optimizer.bin")
+    read = state_files.read_values(tmp_path / "optimizer.bin", "cpu")
+    assert torch.equal(read["state"][0]["exp_avg"], whole) and read["step"] == 3
 
 
 def test_bytes_are_those_of_the_safetensors_package():

@@ -11,10 +11,9 @@ from library.config.problems import Problem
 from library.config.reading import count_or_off, minutes, parse_count, switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
-from library.config.values import MAX_NUMBER, quoted
+from library.config.values import MAX_NUMBER, RESERVED, quoted
 
 REPOSITORIES = ("model", "dataset", "space")  # kinds of repositories on Hugging Face
-DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.I)  # reserved names in every folder of Windows
 MAX_NAME_BYTES = 200  # maximum bytes of a name: file systems allow 255, including step, extension and temporary suffix
 
 
@@ -123,7 +122,7 @@ class Save:
             yield Problem(
                 "output_name", 'must be a plain name without folders or any of <>:"|?*, got {name}', name=quoted(name)
             )
-        elif name != name.strip(" .") or not name.isprintable() or DEVICES.fullmatch(name):
+        elif name != name.strip(" .") or not name.isprintable() or RESERVED.fullmatch(name):
             yield Problem(
                 "output_name",
                 "must be a name that every system allows, got {name}; letters, numbers, - and _ are safe",

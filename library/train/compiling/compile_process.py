@@ -12,6 +12,7 @@ import torch
 
 from library.compiler.block_calls import BlockCall
 from library.config.command import PROJECT_ROOT
+from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import changed
@@ -48,10 +49,11 @@ class CompileProcess:
     def __init__(self, job: JsonObject) -> None:
         self.compiled = 0  # calls whose graphs are in the cache
         self.failure = ""  # why compiling has ended, "" if nothing failed
-        environment = dict(os.environ)
+        environment = {**os.environ, **OUTPUT_IN_UTF_8}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT_ROOT), environment.get("PYTHONPATH"))))
-        # Leave half of the cores to the training.
-        environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
+        if sys.platform != "win32":  # there PyTorch compiles in one process, as it cannot start those of its pool
+            # Leave half of the cores to the training.
+            environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
         self._process = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,

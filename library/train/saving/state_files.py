@@ -205,6 +205,8 @@ def _digest_of(path: Path, *_version: int) -> str:
 
 def _save(value: Any, path: Path) -> None:
     """Like torch.save, but write tensors that are gathered from several processes one at a time."""
+    if not hasattr(os, "posix_fallocate"):  # on Windows and macOS all of them are gathered in memory
+        value = pytree.tree_map_only(LazyTensor, lambda tensor: tensor.make(), value)
     leaves = pytree.tree_leaves(value)
     if not any(isinstance(leaf, LazyTensor) for leaf in leaves):
         with open(path, "wb") as file:  # PyTorch itself does not report a full disk when it opens the path
