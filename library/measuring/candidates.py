@@ -217,10 +217,11 @@ def _saving_memory(config: RunConfig) -> Iterator[Overrides]:
     if isinstance(memory, ModulatedMemory) and not memory.offload_modulation and memory.can_offload_modulation(config):
         yield {"offload_modulation": True}
     max_swapped = families.facts_of(config.family).most_blocks_swapped
+    without_budget = {"compile_activation_budget": 1.0} if config.compile.keeps_by_budget else {}
     if (config.memory.blocks_to_swap or 0) < max_swapped:
-        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped)}
+        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped), **without_budget}
     if not config.memory.cpu_offload_checkpointing:
-        yield {"cpu_offload_checkpointing": True}
+        yield {"cpu_offload_checkpointing": True, **without_budget}
     if not config.cache.text:
         yield {"cache_text_encoder_outputs": True}
     if not config.adapters:
@@ -233,6 +234,8 @@ def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def advise_change(name: str, value: Any) -> Message:
+        if (name, value) == ("compile_activation_budget", 1.0):
+            return Message("set {name} to 1", name=option_name(name))
         if isinstance(value, bool | str):
             option_text = option_name(name)
             option_text = (

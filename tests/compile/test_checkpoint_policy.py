@@ -7,8 +7,12 @@ import torch
 
 from library import families
 from library.config.building import build_config
+from library.config.formats import read_toml
 from library.config.problems import ConfigError
+from library.config.schema import flatten_sections
+from library.measuring.candidates import saving_memory
 from library.memory.prepare import describe_blocks
+from library.recipes import preset_files
 from tests.training import ONE_ADAPTER
 
 LORA = ("flux_train_network", "sdxl_train_network")
@@ -20,6 +24,7 @@ ONLY = {
 }
 LEARNS = {"flux_train_network": {"network_args": ONE_ADAPTER}, "sdxl_train_network": {}}
 LARGE = (16, 16)
+BUDGET = "compile_activation_budget"
 SIZES = (LARGE,)  # a graph of any size takes longer to make than one of a single size
 
 
@@ -160,3 +165,17 @@ def test_what_has_no_effect_is_reported():
         notes=notes,
     )
     assert [str(note).split()[0] for note in notes] == ["checkpoint_keep_attention", "compile_activation_budget"]
+
+
+WITH_BUDGETS = [preset for preset in preset_files.all_presets() if BUDGET in preset.path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("preset", WITH_BUDGETS, ids=lambda preset: preset.id)
+def test_a_preset_with_a_budget_fits_before_it_compiles_and_knows_what_saves_more(preset):
+    values = flatten_sections(read_toml(preset.path))
+    config = build_config(families.config_class(families.lora_script(preset.family)), values, notes=[])
+    assert config.memory.gradient_checkpointing, "or eager steps would keep everything"
+    first, *others = saving_memory(config)
+    assert first == {BUDGET: 0.0}
+    if not config.compile.records_graphs:  # which would need weights that stay
+        assert {"blocks_to_swap": 8, BUDGET: 1.0} in others
