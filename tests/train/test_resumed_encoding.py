@@ -1,5 +1,7 @@
 """Another way to encode images and captions in a resume is told where the results differ, and only there."""
 
+import json
+
 import pytest
 import torch
 
@@ -62,3 +64,19 @@ def test_what_is_encoded_otherwise_is_told_and_what_is_not_told_is_exact(
         assert not warnings
         tensors = resumed.tensors()
         assert all(torch.equal(tensors[name], tensor) for name, tensor in straight.tensors().items())
+
+
+@pytest.mark.parametrize(("prefix", "told"), [("photo of", True), (None, False)])
+def test_cached_captions_that_an_older_version_encoded_as_written_are_told(demo, tmp_path, prefix, told):
+    quick = {"train_data_dir": pictures(tmp_path / "images", repeats=1), "output_name": "m", "save_state": True}
+    quick |= {"network_dim": 2, "network_train_unet_only": True, "caption_prefix": prefix, **MEMORY}
+    train(config_of(demo, "flux_train_network", output_dir=tmp_path, max_train_steps=1, **quick))
+    facts = json.loads((tmp_path / "m-state" / "train_state.json").read_text())
+    older = {name: value for name, value in facts.items() if name not in ("checksums", "arithmetic", "held_out")}
+    (tmp_path / "m-state" / "train_state.json").write_text(json.dumps(older))
+    (tmp_path / "m-state" / "SHA256SUMS").unlink()
+    quick |= {"output_dir": tmp_path / "resumed", "resume": tmp_path / "m-state"}
+    resumed = train(config_of(demo, "flux_train_network", max_train_steps=2, **quick))
+    warnings = [event["text"] for event in resumed.events("warning") if "not bit-exactly: " in event["text"]]
+    said = "now encoded with prefix, suffix, wildcards and trigger phrase, and before as written: 4 captions"
+    assert [text.endswith(said) for text in warnings] == [True] * told

@@ -115,9 +115,11 @@ def test_a_damaged_state_is_refused_before_anything_is_trained(began, state, tmp
 
 
 def test_an_older_state_without_the_list_is_resumed_with_a_remark(began, state, tmp_path):
-    """As version 0.3 wrote it: no list, no word of it in train_state.json, and no step in the files."""
+    """As version 0.3 wrote it: no list, no word of it or of its version in train_state.json, no step in the files."""
     facts = state_files.read_progress(state)
-    remaining = {name: value for name, value in facts.items() if name not in (state_files.CHECKED, "groups")}
+    remaining = {
+        name: value for name, value in facts.items() if name not in (state_files.CHECKED, "groups", "arithmetic")
+    }
     (state / "train_state.json").write_text(json.dumps(remaining))
     for name in ("optimizer.bin", "scheduler.bin", "random_states_0.bin"):
         value = torch.load(state / name, weights_only=True)
@@ -126,15 +128,24 @@ def test_an_older_state_without_the_list_is_resumed_with_a_remark(began, state, 
     (state / state_files.SUMS).unlink()
     assert refused(state) == []
     part = train(began[1](state, output_dir=tmp_path / "new"))
-    (said,) = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
-    assert (
-        said
-        == f"resume: {state} was saved without checksums, by an older version, so damage to its files is not noticed"
-    )
+    assert [event["text"] for event in part.events("warning") if event["text"].startswith("resume")] == [
+        f"resume: {state} was saved by another version of this trainer: the training continues, but perhaps not "
+        "bit-exactly; CHANGELOG.md names what has changed",
+        f"resume: {state} was saved without checksums, by an older version, so damage to its files is not noticed",
+    ]
     straight = train(began[1](began[0] / "m-state", output_dir=tmp_path / "straight"))
     assert part.losses == straight.losses
     (state / "random_states_0.bin").unlink()
     assert "it lacks random_states_0.bin" in refused(state)[0]
+
+
+def test_the_check_says_that_another_version_may_compute_otherwise(began, state):
+    config = began[1](state)
+    assert resume_check.changes(config, 6) == []
+    facts = json.loads((state / "train_state.json").read_text())
+    (state / "train_state.json").write_text(json.dumps(facts | {"arithmetic": facts["arithmetic"] + 1}))
+    (said,) = resume_check.changes(config, 6)
+    assert "by another version of this trainer: the training continues, but perhaps not bit-exactly" in str(said)
 
 
 def test_a_file_is_read_once_for_the_check_and_the_training(state, monkeypatch):

@@ -12,6 +12,9 @@ from library.config.problems import Message, MessageLike, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 
+# Raise it with every change after which a training computes other numbers, if only by rounding: a resume from an older
+# state then says that it may not be bit-exact. States of 0.3.0 and before have no such number.
+ARITHMETIC = 1
 # Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
 # Options that decide the kernels of compiled blocks, which round in their own way. Where weights wait, as with

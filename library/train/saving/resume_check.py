@@ -15,6 +15,7 @@ from library.optim import resuming
 from library.optim.names import optimizer_spec
 from library.outputs.paths import output_names
 from library.train.saving.deciding_options import (
+    ARITHMETIC,
     LENGTH,
     MEASURED,
     compare_settings,
@@ -38,6 +39,10 @@ CHANGED = (
 )
 STARTS_ONLY = ": {name} only sets where the optimizer's estimate starts, so the estimate of the state stays"
 NO_CHECKSUMS = ": {folder} was saved without checksums, by an older version, so damage to its files is not noticed"
+OTHER_ARITHMETIC = (
+    ": {folder} was saved by another version of this trainer: the training continues, but perhaps not bit-exactly; "
+    "CHANGELOG.md names what has changed"
+)
 WHOLE_MODEL_PARTS = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
 BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
 LEARNED: dict[str, MessageLike] = {
@@ -70,8 +75,9 @@ RANK = 4  # where network_dim is not set
 
 
 def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
-    """Return what a resume will change: options that differ from the state's and decide results, and a missing list of
-    checksums. `total` are the steps of this training, if they are known. Empty for a folder that is no state."""
+    """Return what a resume will change: options that differ from the state's and decide results, another version of the
+    trainer, and a missing list of checksums. `total` are the steps of this training, if they are known. Empty for a
+    folder that is no state."""
     folder = Path(config.steps.resume or "")
     try:
         facts = read_progress(folder)
@@ -84,6 +90,7 @@ def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
     if seed is not None and seed != facts["seed"]:
         differences.append(Message("the seed stays {seed}, {given} is not used", seed=facts["seed"], given=seed))
     remarks = [Problem("resume", CHANGED, differences=join_messages(differences, "; "))] if differences else []
+    remarks += [] if facts.get("arithmetic") == ARITHMETIC else [Problem("resume", OTHER_ARITHMETIC, folder=folder)]
     remarks += [] if has_checksums(folder) else [Problem("resume", NO_CHECKSUMS, folder=folder)]
     return remarks + [
         Problem("resume", STARTS_ONLY, name=option_name(name)) for name in resuming.only_for_starts(saved, config)

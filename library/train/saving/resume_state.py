@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, join_messages
 from library.config.run_config import RunConfig
 from library.data.held_out import IN_STATE
 from library.optim import resuming, trial
@@ -14,6 +14,7 @@ from library.optim.classes import chosen_optimizer, optimizer_arguments
 from library.optim.saved_form import stepped_weights, wrong_form, wrong_moment
 from library.train.choices import Choices
 from library.train.saving.deciding_options import (
+    ARITHMETIC,
     compare_settings,
     computed_by,
     deciding_options,
@@ -24,6 +25,7 @@ from library.train.saving.resume_check import finished
 from library.train.saving.state_contents import fitting, state_refusal
 from library.train.saving.state_files import (
     AVERAGE,
+    CHECKED,
     OPTIMIZER,
     SCALER,
     SCHEDULER,
@@ -64,7 +66,7 @@ def collect_state(training: "Training") -> State | None:
         tensors[AVERAGE] = average
     if world.scaler:
         values[SCALER] = world.scaler.state_dict()
-    facts = {"version": VERSION, **clock.state(), "seed": training.generators.seed}
+    facts = {"version": VERSION, "arithmetic": ARITHMETIC, **clock.state(), "seed": training.generators.seed}
     facts |= {"losses": training.step_log.meter.state(), "batches": training.batches.state_dict()}
     facts |= {"settings": deciding_options(training.config, clock.total), "choices": asdict(training.choices)}
     facts |= {"computed_by": computed_by(world.device), "groups": updates.groups}
@@ -162,12 +164,22 @@ def _warn_of_differences(facts: JsonMapping, training: "Training", data: Message
     now = deciding_options(config, training.clock.total)
     differences = list(inexact_differences(facts.get("settings", {}), now))
     differences += [data] * bool(data)
+    differences += _captions_as_written(facts, training)
     folder, ranks = Path(config.steps.resume or ""), training.world.ranks
     if any(not (folder / randomness(rank)).is_file() for rank in range(ranks)):
         differences.append(Message("the state is of fewer processes, so some have no random state"))
     differences += compare_settings(facts.get("computed_by", {}), computed_by(training.world.device))
     if differences:
         training.journal.warn(Message(NOT_EXACTLY, differences=join_messages(differences, "; ")))
+
+
+def _captions_as_written(facts: JsonMapping, training: "Training") -> list[Message]:
+    """Return the difference of a state of 0.3.0 or before, which encoded cached captions without what options add."""
+    if CHECKED in facts or not training.config.cache.text:
+        return []
+    changed = [image for image in training.batches.images.items if image.encoded_caption != image.caption]
+    template = "now encoded with prefix, suffix, wildcards and trigger phrase, and before as written: {count}"
+    return [Message(template, count=counted(len(changed), "caption"))] if changed else []
 
 
 def resumed_choices(config: RunConfig) -> Choices:
