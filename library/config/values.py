@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.choice_words import word_of_choice
+from library.config.common_names import COMMON_NAMES
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
@@ -345,8 +346,10 @@ def quoted(value: Any) -> str:
 
 def closest(name: str, candidates: Any) -> str:
     """Return the candidate that an unknown name probably meant, or ""."""
-    names = {k.casefold(): k for k in candidates}
-    close = difflib.get_close_matches(name.strip("-").replace("-", "_").casefold(), names, n=1, cutoff=0.6)
+    names, written = {k.casefold(): k for k in candidates}, name.strip("-").replace("-", "_").casefold()
+    if COMMON_NAMES.get(written) in names:
+        return names[COMMON_NAMES[written]]
+    close = difflib.get_close_matches(written, names, n=1, cutoff=0.6)
     return names[close[0]] if close else ""
 
 

@@ -7,7 +7,10 @@ import pytest
 
 from library.cli.train_script import read_command_line
 from library.config import building, dataset
+from library.config.common_names import COMMON_NAMES
 from library.config.problems import ConfigError
+from library.config.schema import options_of
+from library.config.values import closest
 from library.families import RUNS, config_class, lora_script, network_args
 from library.optim import optimizers
 from library.sampling import prompts
@@ -314,3 +317,12 @@ def test_an_option_of_another_script_is_named_with_that_of_the_same_family(scrip
     config = config_class(script)
     (problem,) = building.read_layers(config, [building.Layer({"network_dim": 4})]).problems
     assert f"is an option of {lora_script(config.family)}, and this is {script}" in str(problem)
+
+
+def test_names_of_other_programs_and_papers_lead_to_the_option():
+    """And not to one that only looks like them, as alpha_mask does for alpha."""
+    options = {script: options_of(config_class(script)) for script in RUNS}
+    for name, option in COMMON_NAMES.items():
+        having = [known for known in options.values() if option in known]
+        assert having and not any(name in known for known in options.values()), name
+        assert {closest(name, known) for known in having} == {option}, name
