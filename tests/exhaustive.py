@@ -3,9 +3,9 @@ tests show already, and take about half of the time of all tests.
 
 Each name is a test function, with its file where other files have one of that name. Its value is the patterns of the
 parameters that every run tries; () leaves out all of it. Of other slow tests with three or more sets of parameters,
-every run tries the first and the last; if that is SD 1.5, whose U-Net is SDXL's again and takes four times as long as a
-transformer, the last of another family. Quick tests, and whatever guards files, settings and the page's doors, belong in
-every run.
+every run tries the first and the last; if that is SD 1.5, whose U-Net is SDXL's again and takes several times as long
+as a transformer, the last of another family. Quick tests, and whatever guards files, settings and the page's doors,
+belong in every run.
 """
 
 import re

@@ -89,7 +89,7 @@ SEVERAL = {
 
 
 def texts(nodes: Collection[ast.AST]) -> Iterator[tuple[int, str]]:
-    """The lines and templates among the nodes of a module; what an f-string puts in is {x}, and docstrings are left out."""
+    """The lines and templates of a module; what an f-string puts in is {x}, and docstrings are left out."""
     left_out = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     left_out |= {id(node.args[1]) for node in calls if node.func.id == "ngettext"}  # the template for more than one

@@ -108,7 +108,9 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least as good as the start of kohya_ss's page."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
-    config = build_config(tab.configs[family], start_preset.starts(tab.id, {family: tab.configs[family]})[family]["values"], notes=[])
+    config = build_config(
+        tab.configs[family], start_preset.starts(tab.id, {family: tab.configs[family]})[family]["values"], notes=[]
+    )
     highest_rate = 1e-3 if tab.kind == "textual-inversion" else 5e-4  # embeddings learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= highest_rate and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
