@@ -64,9 +64,11 @@ def no_spare_process():
     check_process.spare.prepare = lambda: None
 
 
-# Files with a test of half a minute or more. They start first, so that no worker is left alone with one at the end.
+# Files with a test of a third of a minute or more. They start first, so that no worker is left alone with one at the
+# end.
 LONGEST = {
     "test_style.py",
+    "test_check_process.py",
     "test_toy.py",
     "test_kills.py",
     "test_background_compile.py",

@@ -40,6 +40,12 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree: collecting them takes longer than most tests' own look at them."""
+    return tuple(ast.walk(tree(path)))
+
+
+@cache
 def imports(path: Path) -> list[Import]:
     """All imports of a file; in `from library.families import base` the module library.families.base, if it is one."""
     return list(_walk(tree(path), "load"))

@@ -32,7 +32,7 @@ class Found(NamedTuple):
 def looked_at(path: Path) -> Found:
     tree = source.tree(path)
     code_facts = Found([], [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], [], [])
-    for node in ast.walk(tree):
+    for node in source.nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             code_facts.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
         elif isinstance(node, ast.ClassDef):

@@ -1,6 +1,6 @@
 """`./setup.sh test --quick` chooses tests of every room, and the tables of what is left out name what is there."""
 
-import ast
+import re
 from collections import Counter
 
 import pytest
@@ -40,9 +40,8 @@ def test_the_table_of_exhaustive_tests_names_each_one_and_every_run_has_those_of
     defined = Counter(
         name
         for path in TESTS.rglob("test_*.py")
-        for node in ast.walk(source.tree(path))
-        if isinstance(node, ast.FunctionDef)
-        for name in names & {node.name, f"{path.stem}::{node.name}"}
+        for function in re.findall(r"^def (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in names & {function, f"{path.stem}::{function}"}
     )
     assert [name for name in names if defined[name] != 1] == []
     kept = [item for item in request.session.items if not item.get_closest_marker("exhaustive")]

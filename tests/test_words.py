@@ -67,15 +67,15 @@ INSTEAD = {
 
 def said(path: Path) -> Iterator[tuple[int, str]]:
     """The texts of a source file that somebody reads: string constants with a blank that are no docstrings."""
-    tree = source.tree(path)
+    nodes = source.nodes(path)
     quiet = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [p.value if isinstance(p, ast.Constant) else "{}" for p in node.values]
             quiet |= {id(part) for part in node.values}

@@ -171,8 +171,9 @@ def preset_as_start(
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
     """The starts of a tab's form by family; a family without a preset starts with the defaults."""
     gpu, starts_by_family = training_gpu(), {}
+    presets = preset_files.of_kind(kind, configs)  # once, as it reads all of their files
     for family, config in configs.items():
-        chosen = suited(preset_files.of_kind(kind, [family]), gpu)
+        chosen = suited([preset for preset in presets if preset.family == family], gpu)
         if chosen:
             starts_by_family[family] = preset_as_start(kind, chosen[0], config, folder, chosen[1])
     return starts_by_family

@@ -243,8 +243,12 @@ class _LimitedLoader(yaml.SafeLoader):
 
 def once(pairs: Iterable[tuple[Any, Any]], path: str | Path | Message) -> dict[Any, Any]:
     """Return a table, rejecting duplicate keys like TOML. Raises ConfigError naming one."""
-    table: dict[Any, Any] = {}
-    for key, value in pairs:
+    items = [*pairs]
+    table = dict(items)
+    if len(table) == len(items):
+        return table
+    table.clear()
+    for key, value in items:
         if key in table:
             raise ConfigError("{path} has {key} twice in one table; delete one of them", path=path, key=key)
         table[key] = value
@@ -274,25 +278,35 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
             raise _too_deep(path)
         inner: list[Any] = []
         for value in level:
-            if isinstance(value, str):
-                _refuse_lone_surrogate(value, path, _LONE)
+            if isinstance(value, int):  # first, as the header of a model has thousands
+                if not -_NUMBER < value < _NUMBER:
+                    raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
+            elif isinstance(value, str):
+                if not value.isascii():
+                    _refuse_lone_surrogate(value, path, _LONE)
             elif isinstance(value, dict):
-                if any(isinstance(key, str) and len(key) > LONGEST_NAME for key in value):
-                    raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
                 inner += value.values()
-                for key in value:
-                    _refuse_lone_surrogate(key, path, _HALF) if isinstance(key, str) else None
+                for key in filter(_may_be_refused, value):
+                    _refuse_key(key, path)
             elif isinstance(value, list):
                 inner += value
-            elif isinstance(value, int) and not -_NUMBER < value < _NUMBER:
-                raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
         level = inner
     return values
 
 
+def _may_be_refused(key: Any) -> bool:
+    return isinstance(key, str) and (len(key) > LONGEST_NAME or not key.isascii())
+
+
+def _refuse_key(key: str, path: str | Path | Message) -> None:
+    if len(key) > LONGEST_NAME:
+        raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
+    _refuse_lone_surrogate(key, path, _HALF)
+
+
 def _refuse_lone_surrogate(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
     """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
-    if not text.isascii() and (match := half.search(text)):
+    if match := half.search(text):
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
         before = text[max(0, match.start() - 20) : match.start()]
         raise ConfigError(template, path=path, half=f"\\u{ord(match[0]):04x}", text=repr(before))

@@ -102,7 +102,6 @@ def counted_between_blocks(log):
         yield between.images
 
 
-@several_blocks
 @pytest.mark.parametrize("script", SCRIPTS.values())
 def test_images_keep_their_order_between_compiled_blocks(model_of, script):
     model = model_of(script, SIZES, compile=True, compile_backend="eager", mixed_precision="bf16")

@@ -108,7 +108,9 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least as good as the start of kohya_ss's page."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
-    config = build_config(tab.configs[family], start_preset.starts(tab.id, tab.configs)[family]["values"], notes=[])
+    config = build_config(
+        tab.configs[family], start_preset.starts(tab.id, {family: tab.configs[family]})[family]["values"], notes=[]
+    )
     highest_rate = 1e-3 if tab.kind == "textual-inversion" else 5e-4  # embeddings learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= highest_rate and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
@@ -123,7 +125,7 @@ def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
 def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatch, tab, family):
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
-        start = start_preset.starts(tab.id, tab.configs)[family]
+        start = start_preset.starts(tab.id, {family: tab.configs[family]})[family]
         assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # mentioned exactly once
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
@@ -199,7 +201,7 @@ def held(visitor, tab):
 
 def begins(tab, family):
     """The contents of an untouched form: its start preset, and a name."""
-    start = start_preset.starts(tab.id, tab.configs)[family]
+    start = start_preset.starts(tab.id, {family: tab.configs[family]})[family]
     preset = next(p for p in preset_files.of_kind(tab.id, [family]) if p.id == start["id"])
     preset_options = flatten_sections(changed(start_preset.apply_preset(preset, tab.configs[family], {}, [])))
     return str(preset.title), {**preset_options, "output_name": f"{family}-{tab.id}"}

@@ -1,5 +1,6 @@
 """Whatever a browser, or a program that plays one, sends: refused or harmless, on every route and in every field."""
 
+import functools
 import itertools
 import json
 import random
@@ -179,6 +180,7 @@ def values(place):
     )
 
 
+@functools.cache
 def fields():
     """The names of all fields that the page's scripts send."""
     texts = "".join(path.read_text("utf-8") for path in (source.ROOT / "kohya_gui").rglob("*.py"))

@@ -272,11 +272,11 @@ def packed(path, *names, head=b"", zeros=0):
 
 @pytest.mark.parametrize("kind", ["unpacks to much", "says that it is large", "says that it is endless"])
 def test_caches_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, modest, kind, monkeypatch):
-    monkeypatch.setattr(cache_files, "MAX_CACHE_BYTES", 2**26)  # a bomb as large as the real limit takes long to build
+    monkeypatch.setattr(cache_files, "MAX_CACHE_BYTES", 2**24)  # a bomb as large as the real limit takes long to build
     names = ("latents", "made_from", "pool2")
     file = tmp_path / "a.npz"
     if kind == "unpacks to much":
-        packed(file, *names, head=npy("(16, 2048, 2048)"), zeros=256 << 20)
+        packed(file, *names, head=npy("(16, 1024, 1024)"), zeros=64 << 20)
     else:
         packed(file, *names, head=npy("(16, 100000, 100000)" if "large" in kind else f"({'9' * 30},)"))
     assert file.stat().st_size < 4 << 20

@@ -49,7 +49,7 @@ def test_base_weights_change_the_captions_too(demo, squares, tmp_path, trained, 
 def test_captions_on_disk_are_made_anew_with_other_base_weights(demo, tmp_path, trained, more):
     images = pictures(tmp_path / "images")
     file, how = trained(FLUX), {**CACHED, "cache_text_encoder_outputs_to_disk": True, "network_train_unet_only": True}
-    for strength in (0.0, 1.0, 0.5):
+    for strength in (1.0, 0.5):
         values = {"train_data_dir": images, "base_weights": [file], "base_weights_multiplier": [strength], **more}
         first, again = (losses(demo, FLUX, tmp_path / "out", **how, **values) for _ in range(2))
         assert first == again == losses(demo, FLUX, tmp_path / "out", **CACHED, **values, network_train_unet_only=True)

@@ -45,18 +45,26 @@ def clashes(cls):
 
 @pytest.mark.parametrize("cls", {type(config().precision): config for config in RULED.values()}.values())
 def test_all_fixes_of_clashing_formats_agree_and_leave_nothing_to_mend(cls):
+    known = {}
+
+    def read(options):
+        """The reading of options and what mends each of its problems; the ways to a config without any soon meet."""
+        key = frozenset(options.items())
+        if key not in known:
+            reading = read_layers(cls, [Layer(options)])
+            known[key] = reading.problems, [working_fix(problem, reading.config) for problem in reading.problems]
+        return known[key]
+
     for options in clashes(cls):
-        reading = read_layers(cls, [Layer(options)])
-        fixes = [working_fix(problem, reading.config) for problem in reading.problems]
+        problems, fixes = read(options)
         values = {name: {repr(fix[name]) for fix in fixes if name in fix} for fix in fixes for name in fix}
         assert all(fixes) and all(len(of_one) == 1 for of_one in values.values()), (options, fixes)
         mended = {name: value for fix in fixes for name, value in fix.items()}
-        assert not read_layers(cls, [Layer({**options, **mended})]).problems, (options, fixes)
-        while reading.problems:  # and pressed one after another
-            fix = working_fix(reading.problems[0], reading.config)
-            assert fix.items() - options.items(), (options, fix)
-            options |= fix
-            reading = read_layers(cls, [Layer(options)])
+        assert not read({**options, **mended})[0], (options, fixes)
+        while problems:  # and pressed one after another
+            assert fixes[0].items() - options.items(), (options, fixes[0])
+            options |= fixes[0]
+            problems, fixes = read(options)
 
 
 def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be():
