@@ -68,7 +68,7 @@ from library.recipes import preset_files
                 "sdxl": "sdxl/lora-24gb",
                 "anima": "anima/lora-24gb",
                 "sd15": "sd15/lora-8gb",
-                "flux_3": "flux_3/lora-32gb",
+                "flux_3": "flux_3/lora-24gb",
                 "krea_2": "krea_2/lora-48gb",
                 "qwen_image_21": "qwen_image_21/lora-48gb",
             },
