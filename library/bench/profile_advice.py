@@ -50,6 +50,7 @@ class Advice:
 
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
+    """Return the options that the rules look at, and MAY_KEEP_A_SHARE."""
     settings = {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
     without_offloading = replace(config, memory=replace(config.memory, cpu_offload_checkpointing=False))
     budget_is_refused = any(compile_rules.budget_problems(config.compile, without_offloading))
