@@ -31,22 +31,25 @@ OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 EXISTS = "exists"  # the code of the problem of a file that Save would replace, with its path and state
 UNDONE = {"cpu_offload_checkpointing"}  # options outside the compile section that one profile sets and others undo
 # Options to reset, in this order, if a profile and the other settings exclude each other.
-YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
+YIELDING = (
+    *("compile_activation_budget", "checkpoint_keep_attention"),
+    *("compile_mode", "compile_blocks", "cpu_offload_checkpointing"),
+)
 
 
 def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLike] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names of `now` kept.
 
-    A profile keeps more: all options except those of compiling, so that a training that fits into the GPU's memory
-    still fits. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
-    work here, the nearest optimizer that does replaces it. `notes` say so.
+    A profile keeps more: all options except those of compiling, and the share of activations, so that a training that
+    fits into the GPU's memory still fits. What it cannot combine with the rest, it leaves out. If the package of the
+    preset's optimizer does not work here, the nearest optimizer that does replaces it. `notes` say so.
     """
     options = options_of(config)
     if preset.is_profile:
         kept_values = {
             name: now[name]
             for name in options.keys() & now
-            if name not in UNDONE and not is_of_compiling(options[name])
+            if name not in UNDONE and not _is_of_profiles(options[name])
         }
         return _laid_over(kept_values, read_toml(preset.path), config, notes)
     kept_values = {name: value for name, value in now.items() if name in options and is_own(options[name])}
@@ -94,7 +97,7 @@ def chosen_profile(config: RunConfig) -> str:
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
     options, now = options_of(type(config)), option_values(config)
-    compiling = {name for name, option in options.items() if is_of_compiling(option)}
+    compiling = {name for name, option in options.items() if _is_of_profiles(option)}
     for preset in profiles():
         profile_values = read_toml(preset.path)
         touched = profile_values.keys() | compiling | UNDONE
@@ -215,6 +218,11 @@ def usual_path(config: RunConfig) -> Path:
 
 def is_of_compiling(option: Option) -> bool:
     return option.section == "compile" and option.kind != "folder"
+
+
+def _is_of_profiles(option: Option) -> bool:
+    # Without the budget, a training takes more memory, or with checkpoints more time.
+    return is_of_compiling(option) and option.name != "compile_activation_budget"
 
 
 def is_own(option: Option) -> bool:

@@ -4,9 +4,10 @@ Plain tables in, words out. Loads no torch, so that the rules can be applied to 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from library.bench import report
+from library.config import compile_rules
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, counted, join_messages
 from library.config.run_config import RunConfig
@@ -35,6 +36,7 @@ ADVISED_OPTIONS = (
     "network_module",
     "int8_base",
 )
+MAY_KEEP_A_SHARE = "may_keep_a_share"  # beside these: whether compile_activation_budget goes with the others
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ class Advice:
 
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
-    return {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
+    """Return the options that the rules look at, and MAY_KEEP_A_SHARE."""
+    settings = {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
+    without_offloading = replace(config, memory=replace(config.memory, cpu_offload_checkpointing=False))
+    budget_is_refused = any(compile_rules.budget_problems(config.compile, without_offloading))
+    return {**settings, MAY_KEEP_A_SHARE: config.compile.compile and not budget_is_refused}
 
 
 # ---- the rules
@@ -171,7 +177,7 @@ def _streaming(facts: Facts, settings: Facts) -> Iterator[Advice]:
         return
     if _recomputes_all(settings):
         cure = Message("part of them recompute activations; keep these, as far as memory allows")
-        options = {"compile_activation_budget": 0.5}
+        options = _keeping_more(settings)
     elif facts.get("idle") is not None and settings.get("compile_mode") == "default":
         cure = Message("let the compiler try several versions of each, which takes minutes once")
         options = {"compile_mode": "max-autotune-no-cudagraphs"}
@@ -248,13 +254,12 @@ def _recomputing(facts: Facts, settings: Facts) -> Iterator[Advice]:
             "{used} of {memory} GB are used, while activations are recomputed: switch gradient_checkpointing off, or "
             "keep the outputs of attention."
         )
-        options: JsonObject = {"gradient_checkpointing": False}
-        if settings.get("compile"):
+        options = _keeping_more(settings)
+        if "compile_activation_budget" in options:
             template = (
                 "{used} of {memory} GB are used, while activations are recomputed: let compiled blocks keep half of "
                 "them."
             )
-            options = {"compile_activation_budget": 0.5}
         text = Message(template, used=f"{used:.1f}", memory=f"{available:.0f}")
         yield Advice("recompute", 0.25, text, options)
 
@@ -263,6 +268,12 @@ def _recomputes_all(settings: Facts) -> bool:
     """Return whether blocks recompute all activations although they could keep some: swapped ones could not."""
     by_budget = settings.get("compile") and settings.get("compile_activation_budget", 1.0) < 1
     return bool(settings.get("gradient_checkpointing") and not by_budget and not settings.get("blocks_to_swap"))
+
+
+def _keeping_more(settings: Facts) -> JsonObject:
+    """Return options that recompute fewer activations: half of them if compiled blocks may keep a share, else none."""
+    fewer = {"compile_activation_budget": 0.5} if settings.get(MAY_KEEP_A_SHARE) else {"gradient_checkpointing": False}
+    return fewer | ({"cpu_offload_checkpointing": False} if settings.get("cpu_offload_checkpointing") else {})
 
 
 def _casting(facts: Facts, settings: Facts) -> Iterator[Advice]:

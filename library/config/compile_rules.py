@@ -110,7 +110,7 @@ def scope_problems(options: "Compile", run: RunConfig, by_kind: bool) -> Iterato
             moving,
             moving=moving,
         )
-    elif run.memory.checkpointing:
+    elif run.memory.recomputes_all(run):
         yield _wide(
             "= model cannot be used with gradient_checkpointing, which PyTorch cannot put in it: "
             "use compile_activation_budget, or compile_scope = blocks",

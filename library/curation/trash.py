@@ -315,7 +315,8 @@ def _unmove(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | No
 def _is_itself(old: Path, new: Path) -> bool:
     """Return whether a name differs from another of the same file in its case only, which Windows and macOS ignore."""
     alike = str(old).casefold() == str(new).casefold()
-    return alike and os.path.lexists(old) and os.path.samefile(old, new)
+    is_link = os.path.islink(old) or os.path.islink(new)  # a link to the other one is a second file
+    return alike and not is_link and os.path.lexists(old) and os.path.samefile(old, new)
 
 
 def _uncopy(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:

@@ -181,7 +181,8 @@ def _unknown_key_outcome(config: type[RunConfig], name: str, value: Any, setting
     options = options_of(config)
     hint, suggestion = did_you_mean(name, understood(config), option_name), closest(name, options)
     fix: JsonObject = {}
-    if suggestion and suggestion not in settings:
+    is_argument = suggestion == "optimizer_args" and "=" not in str(value)  # such as weight_decay: 0.01
+    if suggestion and suggestion not in settings and not is_argument:
         with contextlib.suppress(ConfigError):
             fix = {suggestion: options[suggestion].read(value)}
     return KeyOutcome(name, "unknown", hint, fix)

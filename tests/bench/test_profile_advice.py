@@ -2,11 +2,15 @@
 
 import pytest
 
+from library import families
 from library.bench import profile_advice, profile_summary
 from library.bench.profile_summary import ProfileRow as Row
+from library.config.building import build_config, replace_options
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128"
 PLAIN = "void at::native::vectorized_elementwise_kernel<4, add>"
+
+CHECKPOINTED = {"compile": True, "gradient_checkpointing": True, profile_advice.MAY_KEEP_A_SHARE: True}
 
 
 def facts(rows, step_ms=10.0, device="cuda", steps=2, **now):
@@ -136,7 +140,7 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
         ),
         (
             {"gemm": 3.0, "fused": 6.5},
-            {"compile": True, "gradient_checkpointing": True, "peak_gb": 60.0, "memory_gb": 80.0},
+            {**CHECKPOINTED, "peak_gb": 60.0, "memory_gb": 80.0},
             "streaming",
             {"compile_activation_budget": 0.5},
         ),
@@ -150,7 +154,7 @@ def test_a_gpu_that_waits_is_told_to_compile_then_to_record_then_to_take_more():
         ),
         (
             {"gemm": 9.5},
-            {"compile": True, "gradient_checkpointing": True, "peak_gb": 20.0, "memory_gb": 80.0},
+            {**CHECKPOINTED, "peak_gb": 20.0, "memory_gb": 80.0},
             "recompute",
             {"compile_activation_budget": 0.5},
         ),
@@ -161,6 +165,26 @@ def test_each_rule_sees_its_case_and_says_what_to_change(times, now, rule, optio
     assert rule in findings
     assert dict(findings[rule].options) == options
     assert str(findings[rule].text).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        ({}, True),
+        ({"cpu_offload_checkpointing": True}, True),
+        ({"compile_scope": "inner"}, False),
+        ({"network_dropout": 0.1}, False),
+        ({"compile": False}, False),
+    ],
+)
+def test_what_is_advised_to_recompute_less_can_be_set_and_does(values, share):
+    config_class = families.config_class("flux_train_network")
+    config = build_config(config_class, {"compile": True, "gradient_checkpointing": True} | values, notes=[])
+    settings = profile_advice.settings_for_advice(config) | {"peak_gb": 20.0, "memory_gb": 80.0}
+    found = {one.rule: one.options for one in profile_advice.judge(facts(kernels(gemm=4.0, fused=6.0), **settings))}
+    assert found["streaming"] == found["recompute"] and share == ("compile_activation_budget" in found["recompute"])
+    advised = replace_options(config, **found["recompute"])
+    assert not advised.memory.recomputes_all(advised)
 
 
 def test_a_step_that_is_as_it_should_be_gets_no_advice():

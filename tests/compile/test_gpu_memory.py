@@ -165,6 +165,10 @@ def test_a_step_a_pass_or_a_sample_that_needs_more_takes_it_and_is_recorded_agai
     with held_without_recordings():
         assert precompiler.recover(error, denoiser) and not gpu_memory.is_held() and not recorder.why_not
         assert not precompiler.recover(error, denoiser), "there is nothing more to take"
+    recorder.made["a size"] = Any  # freed first, and made again where the limit was the reason
+    with gpu_memory.held_to(24, CUDA):
+        assert precompiler.recover(error, denoiser) and recorder.why_not and gpu_memory.is_held()
+        assert precompiler.recover(error, denoiser) and not recorder.why_not and not gpu_memory.is_held()
     config.optim.stepped_early = "fused_backward_pass"
     with held_without_recordings(by_allocator=False):
         assert not precompiler.recover(error, denoiser) and gpu_memory.is_held() and recorder.why_not

@@ -14,6 +14,7 @@ EACH = {"DoubleStreamBlock": 1, "SingleStreamBlock": 1}
 ONE_LEARNS = {"network_args": ["train_single_block_indices=2", "train_double_block_indices=none"]}
 LAST_LEARNS = ["train_single_block_indices=1", "train_double_block_indices=none"]
 WHOLE = {"compile_scope": "model", "compile_backend": "eager"}
+SHARE = {"compile_backend": "aot_eager", "compile_activation_budget": 0.5, "gradient_checkpointing": True}
 INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
 
 
@@ -23,6 +24,8 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
         # Adapters are a good part of a graph, so that one block has them.
         ("shallow", {**WHOLE, "network_args": LAST_LEARNS}, SIZES, {"Flux": 1}),
         ("shallow", {**WHOLE, "network_args": LAST_LEARNS, "compile_dynamic": "false"}, SIZES[:2], {"Flux": 2}),
+        # Only eager passes are checkpointed then, which no graph of a whole model could be.
+        ("shallow", {**WHOLE, **SHARE, "network_args": LAST_LEARNS}, ONE, {"Flux": 1}),
         # Of the quicker kind: what is compiled of a block, and how it is swapped, is the same for both.
         ("deep", {**INNER, "blocks_to_swap": 3, "compile_blocks": "single:all"}, SIZES, {"SingleStreamBlock": 1}),
         (
@@ -34,7 +37,7 @@ INNER = {"compile_scope": "inner", "gradient_checkpointing": True}
         ("deep", {**ONE_LEARNS, "gradient_checkpointing": True}, ONE, {**EACH, "SingleStreamBlock": 3}),
     ],
     indirect=["demo"],
-    ids=("model", "model by size", "inner", "backends", "one learns"),
+    ids=("model", "model by size", "model with a share", "inner", "backends", "one learns"),
 )
 def test_numbers_are_those_of_eager_and_graphs_as_many_as_predicted(model_of, values, sizes, graphs):
     chosen = {name: value for name, value in values.items() if name == "network_args"}

@@ -152,6 +152,17 @@ def test_a_fix_never_takes_the_place_of_an_option_that_is_set():
     ] == [{}]
 
 
+def test_the_value_of_one_argument_never_becomes_all_of_them():
+    settings = {"network_module": "networks.lora", "seed": 1, "network_dim": 8}
+    for written, fix in (
+        ({"weight_decay": 0.01}, {}),
+        ({"betas": [0.9, 0.99]}, {}),
+        ({"optimizer_arg": ["weight_decay=1"]}, {"optimizer_args": ("weight_decay=1",)}),
+    ):
+        (unknown,) = importers.import_content({**settings, **written}, CONFIGS).unknown()
+        assert unknown.fix == fix and "optimizer_args?" in str(unknown)
+
+
 def test_a_file_with_mostly_unknown_keys_is_not_taken_without_a_word(tmp_path, capsys):
     settings = {"network_dim": 8, "lora_rank_x": 1, "steps_q": 2, "model_kind_z": 3}
     path = written(tmp_path, "a.toml", settings)

@@ -142,6 +142,15 @@ def test_a_name_may_change_its_case_where_the_disk_ignores_that(root, monkeypatc
     assert (root / "Cat.txt").read_text() == "x"
 
 
+def test_a_file_is_never_replaced_by_a_link_to_it_whose_name_differs_in_case(root):
+    (root / "Cat.txt").write_text("x")
+    (root / "cat.txt").symlink_to("Cat.txt")
+    for old, new in (("cat.txt", "Cat.txt"), ("Cat.txt", "cat.txt")):
+        with pytest.raises(ConfigError, match="is there already"), Change(root, "Renamed") as change:
+            change.move([(root / old, root / new)])
+    assert (root / "Cat.txt").read_text() == "x" and (root / "cat.txt").is_symlink()
+
+
 def test_nothing_is_overwritten(root):
     start = tree(root)
     for old, new in (("0.png", "1.png"), ("gone.png", "x.png")):

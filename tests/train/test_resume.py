@@ -243,6 +243,7 @@ def test_what_prevents_an_exact_resume_is_told(run, after_four, change, words):
 
 
 INDUCTOR = {"compile": True, "compile_mode": "default", "compile_backend": "inductor", "compile_scope": "blocks"}
+KEEPS_HALF = {"compile_activation_budget": 0.5}
 COMPILED_OTHERWISE = [
     ({"compile_mode": "max-autotune"}, "compile_mode was default and is max-autotune"),
     ({"compile_mode": "reduce-overhead"}, ""),  # the same kernels, replayed
@@ -250,7 +251,11 @@ COMPILED_OTHERWISE = [
     ({"compile_scope": "model"}, "compile_scope was blocks and is model"),
     ({"compile_blocks": "double:all"}, "compile_blocks was not set and is double:all"),
     ({"compile": False, "compile_mode": "max-autotune"}, "compile was true and is false"),
-    ({"blocks_to_swap": 1}, ""),  # bit for bit the same: tests/memory/test_swapping_learning.py
+    ({"compile_activation_budget": 0.3}, "compile_activation_budget was 1.0 and is 0.3"),
+    ({"gradient_checkpointing": True}, "gradient_checkpointing was false and is true"),
+    ({**KEEPS_HALF, "gradient_checkpointing": True}, "compile_activation_budget was 1.0 and is 0.5"),
+    ({"compile": False, **KEEPS_HALF}, "compile was true and is false"),
+    ({"blocks_to_swap": 1}, "gradient_checkpointing was false and is true"),  # swapped blocks are checkpointed, too
 ]
 
 
@@ -261,6 +266,16 @@ def test_kernels_of_another_kind_keep_a_resume_from_being_exact(demo, change, wo
         for values in (INDUCTOR, {**INDUCTOR, **change})
     )
     assert "; ".join(map(str, deciding_options.inexact_differences(saved, now))) == words
+
+
+def test_where_weights_wait_keeps_a_resume_exact(demo):
+    """Bit for bit the same: tests/memory/test_swapping_learning.py."""
+    checkpointed = {**INDUCTOR, "gradient_checkpointing": True}
+    saved, now = (
+        deciding_options.deciding_options(config_of(demo, "flux_train_network", **values), 4)
+        for values in (checkpointed, {**checkpointed, "blocks_to_swap": 1})
+    )
+    assert not [*deciding_options.inexact_differences(saved, now)]
 
 
 def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, demo, ten, after_four, tmp_path):

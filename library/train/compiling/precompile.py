@@ -262,6 +262,7 @@ class Precompiler:
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
+            recorder.lacks_memory = True
             return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
         if isinstance(error, torch.OutOfMemoryError) and cudagraph.lift_memory_limit(recorder):
             return True  # only steps that can be repeated are held

@@ -17,9 +17,11 @@ from library.config.schema import options_of
 ARITHMETIC = 1
 # Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
+# What is kept for the backward pass: what compiled blocks compute again is rounded less often than what they keep.
+KEEPING_OPTIONS = ("gradient_checkpointing", "checkpoint_keep_attention", "compile_activation_budget")
 # Options that decide the kernels of compiled blocks, which round in their own way. Where weights wait, as with
 # blocks_to_swap, changes no number.
-KERNEL_OPTIONS = ("compile_backend", "compile_mode", "compile_scope", "compile_blocks")
+KERNEL_OPTIONS = ("compile_backend", "compile_mode", "compile_scope", "compile_blocks", *KEEPING_OPTIONS)
 # Modes that differ in CUDA graphs alone, which replay the same kernels.
 EQUAL_KERNELS = {"reduce-overhead": "default", "max-autotune-no-cudagraphs": "max-autotune"}
 # Options of these sections that do change rounding or random draws.
@@ -72,7 +74,7 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
         is_path = option.hints.get("kind") in ("file", "folder")
         if not (is_path and option.section == "data"):  # images and captions themselves are compared
             options[name] = Path(value).name if is_path and value else value
-    options |= _encoding_options(config)
+    options |= _encoding_options(config) | _keeping_options(config)
     if config.optim.lr_scheduler not in FLAT or isinstance(config.optim.lr_warmup_steps, float):
         options[LENGTH] = total_steps
     return json.loads(json.dumps(options, default=str))  # as they are read from a state: tuples become lists
@@ -88,6 +90,13 @@ def _encoding_options(config: RunConfig) -> JsonObject:
         if is_cached[name] and batch in known:  # empty: the batch size of the training
             chosen[batch] = getattr(cache, batch) or config.data.train_batch_size
     return chosen
+
+
+def _keeping_options(config: RunConfig) -> JsonObject:
+    """Return what compiled blocks keep for the backward pass, whichever options say so: swapped ones keep nothing."""
+    recomputed = config.memory.recomputes_all(config)
+    attention = recomputed and config.memory.checkpoint_keep_attention
+    return dict(zip(KEEPING_OPTIONS, (recomputed, attention, config.compile.compile_activation_budget), strict=True))
 
 
 def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
