@@ -31,14 +31,20 @@ OWN_NAMES = ("output_name", "model_version", "token_string", "init_word")
 EXISTS = "exists"  # the code of the problem of a file that Save would replace, with its path and state
 UNDONE = {"cpu_offload_checkpointing"}  # options outside the compile section that one profile sets and others undo
 # Options to reset, in this order, if a profile and the other settings exclude each other.
-YIELDING = ("checkpoint_keep_attention", "compile_mode", "compile_blocks", "cpu_offload_checkpointing")
+YIELDING = (
+    "checkpoint_keep_attention",
+    "compile_activation_budget",
+    "compile_mode",
+    "compile_blocks",
+    "cpu_offload_checkpointing",
+)
 
 
 def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLike] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names of `now` kept.
 
-    A profile keeps more: all options except those of compiling, so that a training that fits into the GPU's memory
-    still fits. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
+    A profile keeps more: all options except those of compiling, and of these the share of activations, so that a
+    training that fits into the GPU's memory still fits and gets no slower. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
     work here, the nearest optimizer that does replaces it. `notes` say so.
     """
     options = options_of(config)
@@ -46,7 +52,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
         kept_values = {
             name: now[name]
             for name in options.keys() & now
-            if name not in UNDONE and not is_of_compiling(options[name])
+            if name not in UNDONE and not is_of_profile(options[name])
         }
         return _laid_over(kept_values, read_toml(preset.path), config, notes)
     kept_values = {name: value for name, value in now.items() if name in options and is_own(options[name])}
@@ -94,7 +100,7 @@ def chosen_profile(config: RunConfig) -> str:
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
     options, now = options_of(type(config)), option_values(config)
-    compiling = {name for name, option in options.items() if is_of_compiling(option)}
+    compiling = {name for name, option in options.items() if is_of_profile(option)}
     for preset in profiles():
         profile_values = read_toml(preset.path)
         touched = profile_values.keys() | compiling | UNDONE
@@ -215,6 +221,11 @@ def usual_path(config: RunConfig) -> Path:
 
 def is_of_compiling(option: Option) -> bool:
     return option.section == "compile" and option.kind != "folder"
+
+
+def is_of_profile(option: Option) -> bool:
+    # The share of activations suits the GPU's memory, whatever compiles.
+    return is_of_compiling(option) and option.name != "compile_activation_budget"
 
 
 def is_own(option: Option) -> bool:
