@@ -44,15 +44,14 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
     """A preset on top of the defaults, with the paths and names of `now` kept.
 
     A profile keeps more: all options except those of compiling, and of these the share of activations, so that a
-    training that fits into the GPU's memory still fits and gets no slower. What it cannot combine with the rest, it leaves out. If the package of the preset's optimizer does not
-    work here, the nearest optimizer that does replaces it. `notes` say so.
+    training that fits into the GPU's memory still fits and gets no slower. What it cannot combine with the rest, it
+    leaves out. If the package of the preset's optimizer does not work here, the nearest optimizer that does replaces
+    it. `notes` say so.
     """
     options = options_of(config)
     if preset.is_profile:
         kept_values = {
-            name: now[name]
-            for name in options.keys() & now
-            if name not in UNDONE and not is_of_profile(options[name])
+            name: now[name] for name in options.keys() & now if name not in UNDONE and not is_of_profile(options[name])
         }
         return _laid_over(kept_values, read_toml(preset.path), config, notes)
     kept_values = {name: value for name, value in now.items() if name in options and is_own(options[name])}
