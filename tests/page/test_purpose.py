@@ -52,6 +52,28 @@ def test_a_model_of_the_family_has_its_own_advice():
     assert float(large["values"]["learning_rate"]) == 1e-4 and large["values"]["max_train_steps"] == "1000"
 
 
+@pytest.mark.parametrize(
+    ("name", "memory", "recomputed"),
+    [
+        ("qwen_image_21/lora-24gb", 32.0, True),
+        ("qwen_image_21/lora-24gb", 80.0, False),  # a reference at most doubles what a preset needs
+        ("qwen_image_21/lora-16gb", 16.0, False),  # recomputes anyway
+        ("flux_2/lora-24gb", 24.0, True),
+        ("flux/lora-kontext-80gb", 80.0, False),  # measured with references
+    ],
+)
+def test_an_edit_recomputes_activations_where_its_references_need_their_memory(monkeypatch, name, memory, recomputed):
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: start_preset.Gpu("Gpu", memory))
+    model = {"model_type": "kontext"} if "kontext" in name else {}
+    others, edit = start(name, model=model), start(name, model=model, purpose="edit")
+    changes = {key for key, value in edit["values"].items() if key in start_preset.RECOMPUTED}
+    assert "compile_activation_budget" not in changes or not recomputed
+    assert (edit["text"] != others["text"]) == recomputed == ("reference images" in "".join(map(str, edit["notes"])))
+    if recomputed:
+        assert {"gradient_checkpointing", "checkpoint_keep_attention"} <= changes
+        assert "checkpointing that keeps attention outputs" in edit["text"] and "per step" not in edit["text"]
+
+
 @pytest.mark.parametrize("sent", [None, True, -1, "many", 10**9, 2.5])
 def test_a_number_of_images_that_no_page_counts_is_none(sent):
     assert recipes.number_of_images(sent) == 0

@@ -128,13 +128,19 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
-    assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
+    assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8|bf16", text)
     assert "Compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
     precision = config.precision  # bf16 convolutions may take a processor a hundred times as long
     assert precision.mixed_precision == "no" and not precision.full_bf16 and not precision.fp8_base
     assert list(ineffective.remarks(config, [])) == []  # no option of compiling is left without effect
     text, notes, config = opened(Gpu("Gpu", 24.0))
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
+
+
+def test_what_only_compiled_blocks_do_is_not_told_of_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: None)
+    preset = preset_files.by_id("zimage/lora-24gb")
+    assert start_preset.preset_as_start("lora", preset, TABS[0].configs["zimage"], "")["text"] == "Rank 16"
 
 
 @pytest.mark.parametrize(("capability", "other"), [((8, 6), True), ((8, 9), False), (None, False)])
