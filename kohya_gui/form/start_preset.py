@@ -164,12 +164,12 @@ def preset_as_start(
     }
     values |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = preset_sentence(preset, training_gpu())
+    if with_references is not preset_config:  # without the figures, which are of images alone
+        sets = text.partition("; ")[0].split(", ")
+        text = ", ".join(RECOMPUTES if SHARE in piece or piece == KEEPS_ALL else piece for piece in sets)
     if not preset_config.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
         text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece and SHARE not in piece)
-    elif with_references is not preset_config:  # without the figures, which are of images alone
-        sets = text.partition("; ")[0].split(", ")
-        text = ", ".join(RECOMPUTES if SHARE in piece or piece == KEEPS_ALL else piece for piece in sets)
     elif ALONE in text:  # a note, as the sentence does not fit on a phone
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")

@@ -228,6 +228,20 @@ def test_an_edit_shows_the_folder_that_it_learns_from_and_a_report_leaves_with_i
 
 
 @pytest.mark.browser
+def test_the_line_of_the_start_follows_the_purpose(visit):
+    visitor = visit()
+    visitor.family("FLUX.2")
+    visitor.click("Presets")
+    visitor.page.locator("[data-preset='flux_2/lora-24gb']:visible").click()
+    visitor.until("no checkpointing", "#lora-form .start")
+    visitor.page.locator("#lora-form .recipe").get_by_text("Edit", exact=True).click()
+    visitor.until("checkpointing that keeps attention outputs", "#lora-form .start")
+    assert visitor.held()["values"]["gradient_checkpointing"] is True
+    visitor.page.locator("#lora-form .recipe").get_by_text("Style", exact=True).click()
+    visitor.until("no checkpointing", "#lora-form .start")
+
+
+@pytest.mark.browser
 def test_one_switch_leaves_samples_out(visit):
     visitor = visit()
     switch = visitor.page.locator("#lora-sample_images")
