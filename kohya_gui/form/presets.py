@@ -14,7 +14,7 @@ from library.config.commented_toml import to_commented_toml
 from library.config.fixes import carried
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.values import Option
@@ -73,7 +73,7 @@ def _laid_over(values: JsonObject, profile: JsonObject, config: type, notes: lis
             raise ConfigError(*new_problems)
         del combined[dropped]
         if notes is not None:
-            notes.append(Message("{profile} is left out: {why}", profile=dropped, why=new_problems[0]))
+            notes.append(Message("{profile} is left out: {why}", profile=option_name(dropped), why=new_problems[0]))
 
 
 def _with_working_optimizer(preset_values: JsonObject, notes: list[MessageLike] | None) -> JsonObject:

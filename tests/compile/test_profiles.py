@@ -6,6 +6,7 @@ from kohya_gui.form import presets
 from library import families
 from library.config.building import build_config
 from library.config.formats import read_toml
+from library.config.problems import OptionName
 from library.config.schema import changed, flatten_sections, option_values
 from library.recipes import preset_files
 
@@ -83,5 +84,11 @@ def test_little_memory_over_swapped_blocks_kept_attention_and_mistakes():
     options = {"gradient_checkpointing": True, "checkpoint_keep_attention": True}
     offloaded = presets.apply(low, config_class, options).memory
     assert offloaded.cpu_offload_checkpointing and not offloaded.checkpoint_keep_attention
+    share = {"gradient_checkpointing": True, "compile": True, "compile_activation_budget": 0.5}
+    without_share = presets.apply(low, config_class, share, notes)
+    assert without_share.memory.cpu_offload_checkpointing and without_share.compile.compile_activation_budget == 1
+    (note,) = notes  # the page shows both options by their labels
+    assert isinstance(note.arguments["profile"], OptionName) and "cpu_offload_checkpointing" in str(note)
+    assert isinstance(note.arguments["why"].arguments["other"], OptionName)
     mistaken = presets.apply(low, config_class, options | {"resolution": "128", "enable_bucket": True}).memory
     assert mistaken == offloaded  # that 128 is below min_bucket_reso is for the check to say
