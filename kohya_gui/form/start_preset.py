@@ -1,5 +1,6 @@
 """What a form opens with: per tab and family the preset that suits this machine's GPU, and the reason."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
 OF_A_GPU = ("compiled", "CUDA graphs", ALONE, "bf16")  # parts of a preset's sentence that need a GPU
+KEPT_MORE = 0.1  # the share of activations that blocks keep more without 8-bit products; docs/dev/performance.md
 SHARE = " of activations kept"  # another one, behind its percentage
 KEEPS_ALL, RECOMPUTES = "no checkpointing", "checkpointing that keeps attention outputs"
 RECOMPUTED: JsonMapping = {
@@ -105,6 +107,15 @@ def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[Messag
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
             "have fast ones in int8."
         )
+        share = max(config.compile.compile_activation_budget - KEPT_MORE, 0.0)
+        if config.compile.keeps_by_budget:
+            changes["compile_activation_budget"] = round(share, 2)
+            notes.append(
+                Message(
+                    "Unlike in the preset, {share} of activations are kept: without products in fp8 they are larger.",
+                    share=f"{share:.0%}",
+                )
+            )
     if capability < BF16_CAPABILITY and config.precision.mixed_precision == "bf16":
         if halved := _in_fp16(config, changes):
             notes.append("Unlike in the preset, mixed_precision is fp16: this GPU emulates bf16, which is slow.")
@@ -164,6 +175,8 @@ def preset_as_start(
     }
     values |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = preset_sentence(preset, training_gpu())
+    if preset_config.compile.keeps_by_budget:  # less than in the preset on a GPU without fp8
+        text = re.sub(rf"\d+%{SHARE}", f"{preset_config.compile.compile_activation_budget:.0%}{SHARE}", text)
     if with_references is not preset_config:  # without the figures, which are of images alone
         sets = text.partition("; ")[0].split(", ")
         text = ", ".join(RECOMPUTES if SHARE in piece or piece == KEEPS_ALL else piece for piece in sets)
