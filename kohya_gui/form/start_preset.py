@@ -169,7 +169,7 @@ def preset_as_start(
     preset_config, recipe = recipes.apply_recipe(
         preset_config, model, situation.purpose, situation.images, situation.at_once
     )
-    with_references = _with_room_for_references(preset_config, preset, recipe, notes)
+    with_references = with_room_for_references(preset_config, preset, recipe, notes)
     values = {
         name: shown_value(options[name], value) for name, value in flatten_sections(changed(with_references)).items()
     }
@@ -192,7 +192,7 @@ def preset_as_start(
     return {**shown, **recipe}
 
 
-def _with_room_for_references(
+def with_room_for_references(
     config: Any, preset: preset_files.Preset, recipe: JsonMapping, notes: list[MessageLike]
 ) -> Any:
     """The same with activations recomputed if edits would not fit beside a preset's activations: a reference image

@@ -237,6 +237,11 @@ def test_the_line_of_the_start_follows_the_purpose(visit):
     visitor.page.locator("#lora-form .recipe").get_by_text("Edit", exact=True).click()
     visitor.until("checkpointing that keeps attention outputs", "#lora-form .start")
     assert visitor.held()["values"]["gradient_checkpointing"] is True
+    visitor.click("Presets")  # the same preset again, for an edit: nothing differs from what the form began with
+    visitor.page.locator("[data-preset='flux_2/lora-24gb']:visible").click()
+    visitor.until("reference images need the memory")
+    assert visitor.held()["values"]["gradient_checkpointing"] is True
+    assert visitor.page.locator("#lora-form .changed [data-option]").count() == 0
     visitor.page.locator("#lora-form .recipe").get_by_text("Style", exact=True).click()
     visitor.until("no checkpointing", "#lora-form .start")
 
