@@ -151,7 +151,8 @@ class FormApi:
                 recipes.model_values(type(config), personal_values), request.text("purpose")
             )
             start = self._start(form, chosen, situation)
-            config, _ = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
+            config, recipe = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
+            config = start_preset.with_room_for_references(config, chosen, recipe, notes)
             changes = compare.difference_rows(before, config)
             filled = {"fill": form.fill(config, start), "changes": changes}
             return filled | {"title": chosen.title, "text": start["text"], "notes": notes}

@@ -14,7 +14,7 @@ from library.config.commented_toml import to_commented_toml
 from library.config.fixes import carried
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.values import Option
@@ -32,24 +32,26 @@ EXISTS = "exists"  # the code of the problem of a file that Save would replace, 
 UNDONE = {"cpu_offload_checkpointing"}  # options outside the compile section that one profile sets and others undo
 # Options to reset, in this order, if a profile and the other settings exclude each other.
 YIELDING = (
-    *("compile_activation_budget", "checkpoint_keep_attention"),
-    *("compile_mode", "compile_blocks", "cpu_offload_checkpointing"),
+    "checkpoint_keep_attention",
+    "compile_activation_budget",
+    "compile_mode",
+    "compile_blocks",
+    "cpu_offload_checkpointing",
 )
 
 
 def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLike] | None = None) -> Any:
     """A preset on top of the defaults, with the paths and names of `now` kept.
 
-    A profile keeps more: all options except those of compiling, and the share of activations, so that a training that
-    fits into the GPU's memory still fits. What it cannot combine with the rest, it leaves out. If the package of the
-    preset's optimizer does not work here, the nearest optimizer that does replaces it. `notes` say so.
+    A profile keeps more: all options except those of compiling, and of these the share of activations, so that a
+    training that fits into the GPU's memory still fits and gets no slower. What it cannot combine with the rest, it
+    leaves out. If the package of the preset's optimizer does not work here, the nearest optimizer that does replaces
+    it. `notes` say so.
     """
     options = options_of(config)
     if preset.is_profile:
         kept_values = {
-            name: now[name]
-            for name in options.keys() & now
-            if name not in UNDONE and not _is_of_profiles(options[name])
+            name: now[name] for name in options.keys() & now if name not in UNDONE and not is_of_profile(options[name])
         }
         return _laid_over(kept_values, read_toml(preset.path), config, notes)
     kept_values = {name: value for name, value in now.items() if name in options and is_own(options[name])}
@@ -71,7 +73,7 @@ def _laid_over(values: JsonObject, profile: JsonObject, config: type, notes: lis
             raise ConfigError(*new_problems)
         del combined[dropped]
         if notes is not None:
-            notes.append(Message("{profile} is left out: {why}", profile=dropped, why=new_problems[0]))
+            notes.append(Message("{profile} is left out: {why}", profile=option_name(dropped), why=new_problems[0]))
 
 
 def _with_working_optimizer(preset_values: JsonObject, notes: list[MessageLike] | None) -> JsonObject:
@@ -97,7 +99,7 @@ def chosen_profile(config: RunConfig) -> str:
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
     options, now = options_of(type(config)), option_values(config)
-    compiling = {name for name, option in options.items() if _is_of_profiles(option)}
+    compiling = {name for name, option in options.items() if is_of_profile(option)}
     for preset in profiles():
         profile_values = read_toml(preset.path)
         touched = profile_values.keys() | compiling | UNDONE
@@ -220,8 +222,8 @@ def is_of_compiling(option: Option) -> bool:
     return option.section == "compile" and option.kind != "folder"
 
 
-def _is_of_profiles(option: Option) -> bool:
-    # Without the budget, a training takes more memory, or with checkpoints more time.
+def is_of_profile(option: Option) -> bool:
+    # The share of activations suits the GPU's memory, whatever compiles.
     return is_of_compiling(option) and option.name != "compile_activation_budget"
 
 

@@ -10,7 +10,7 @@ onSettled((where) => {
   if (where.dataset.texts) remember(JSON.parse(where.dataset.texts)); // the sentences of its start
   delete where.dataset.texts;
   const start = startOf(where, name), best = suited(where)[name], defaults = bare(where, name);
-  const shown = `${name} ${start.id} ${start.title}`;
+  const shown = JSON.stringify([name, start.id, start.title, start.text, start.notes]);
   if (line.dataset.shown === shown) return;
   line.dataset.shown = shown;
   // Of dozens of presets, show those of the chosen family.

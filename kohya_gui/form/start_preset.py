@@ -1,5 +1,6 @@
 """What a form opens with: per tab and family the preset that suits this machine's GPU, and the reason."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,15 @@ ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no me
 SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside it
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
-OF_A_GPU = ("compiled", "CUDA graphs", ALONE)  # parts of a preset's sentence that need a GPU
+OF_A_GPU = ("compiled", "CUDA graphs", ALONE, "bf16")  # parts of a preset's sentence that need a GPU
+KEPT_MORE = 0.1  # the share of activations that blocks keep more without 8-bit products; docs/dev/performance.md
+SHARE = " of activations kept"  # another one, behind its percentage
+KEEPS_ALL, RECOMPUTES = "no checkpointing", "checkpointing that keeps attention outputs"
+RECOMPUTED: JsonMapping = {
+    "gradient_checkpointing": True,
+    "checkpoint_keep_attention": True,
+    "compile_activation_budget": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,15 @@ def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[Messag
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
             "have fast ones in int8."
         )
+        share = max(config.compile.compile_activation_budget - KEPT_MORE, 0.0)
+        if config.compile.keeps_by_budget:
+            changes["compile_activation_budget"] = round(share, 2)
+            notes.append(
+                Message(
+                    "Unlike in the preset, {share} of activations are kept: without products in fp8 they are larger.",
+                    share=f"{share:.0%}",
+                )
+            )
     if capability < BF16_CAPABILITY and config.precision.mixed_precision == "bf16":
         if halved := _in_fp16(config, changes):
             notes.append("Unlike in the preset, mixed_precision is fp16: this GPU emulates bf16, which is slow.")
@@ -151,14 +169,20 @@ def preset_as_start(
     preset_config, recipe = recipes.apply_recipe(
         preset_config, model, situation.purpose, situation.images, situation.at_once
     )
+    with_references = with_room_for_references(preset_config, preset, recipe, notes)
     values = {
-        name: shown_value(options[name], value) for name, value in flatten_sections(changed(preset_config)).items()
+        name: shown_value(options[name], value) for name, value in flatten_sections(changed(with_references)).items()
     }
     values |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
     text = preset_sentence(preset, training_gpu())
+    if preset_config.compile.keeps_by_budget:  # less than in the preset on a GPU without fp8
+        text = re.sub(rf"\d+%{SHARE}", f"{preset_config.compile.compile_activation_budget:.0%}{SHARE}", text)
+    if with_references is not preset_config:  # without the figures, which are of images alone
+        sets = text.partition("; ")[0].split(", ")
+        text = ", ".join(RECOMPUTES if SHARE in piece or piece == KEEPS_ALL else piece for piece in sets)
     if not preset_config.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
         sets = text.partition("; ")[0].removesuffix(".").split(", ")
-        text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece)
+        text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece and SHARE not in piece)
     elif ALONE in text:  # a note, as the sentence does not fit on a phone
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
@@ -166,6 +190,24 @@ def preset_as_start(
     messages = [note if isinstance(note, Message) else Message(note) for note in notes]
     shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": messages, "values": values}
     return {**shown, **recipe}
+
+
+def with_room_for_references(
+    config: Any, preset: preset_files.Preset, recipe: JsonMapping, notes: list[MessageLike]
+) -> Any:
+    """The same with activations recomputed if edits would not fit beside a preset's activations: a reference image
+    takes as much memory as its image, and presets of models that also learn without one were measured so."""
+    gpu = training_gpu()
+    is_larger = bool(gpu and machine.has_memory(gpu.memory, 2 * preset.gigabytes))
+    learns_without = recipe.get("purpose") == "edit" and not config.control_images.least
+    if not learns_without or is_larger or config.memory.recomputes_all(config):
+        return config
+    try:
+        changed_config = replace_options(config, **RECOMPUTED)
+    except ConfigError:  # the user's settings exclude checkpointing
+        return config
+    notes.append("Unlike in the preset, activations are recomputed: reference images need the memory.")
+    return changed_config
 
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:

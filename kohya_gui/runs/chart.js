@@ -15,6 +15,7 @@ const HEIGHT = 190, TALL = 320, PHONE = 600; // pixels
 const MIN_WIDTH = 200;
 const LINE = { line: 1.75, faint: 1, points: 1.25 };
 const FAINT_ALPHA = 0.28;
+const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((unit) => [unit, 2 * unit, 5 * unit]); // steps between two ticks
 const OUTLIERS = 0.01; // of the values of a faint line, at each end
 const ZOOM = 0.5; // of what is shown, at each press of + or -
 
@@ -106,7 +107,10 @@ export class OneChart {
         points: { size: 8, fill: dot }, bind: { dblclick: () => () => this.group.reset() },
       },
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
-      axes: [{ ...axis, size: 28, values: texts }, { ...axis, size: 58, values: texts }],
+      axes: [
+        { ...axis, size: 28, values: texts, incrs: this.view.hours ? undefined : WHOLE },
+        { ...axis, size: 58, values: texts },
+      ],
       series: [{}, ...series],
       hooks: {
         setCursor: [() => this.showValues()],

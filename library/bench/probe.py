@@ -140,6 +140,7 @@ class Probe:
         ideas = candidates.swapping_less(self.config)
         ideas += [] if self.config.compile.compile else [compiled]
         ideas += [] if self.config.memory.blocks_to_swap else candidates.checkpointing_less(self.config)
+        ideas += candidates.keeping_all(self.config)
         for changes in ideas:
             combined = {**(self.best.changes if self.best else {}), **changes}
             with contextlib.suppress(ConfigError):

@@ -52,7 +52,8 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     tagger = ways.add_parser("wd14", help=text, description=text)
-    _add_model_arguments(tagger, "folder with model.onnx and selected_tags.csv, or a Hugging Face id, downloaded once")
+    model = "folder with model.onnx and selected_tags.csv, or a Hugging Face id such as SmilingWolf/wd-vit-tagger-v3"
+    _add_model_arguments(tagger, model)
     tagger.add_argument("--general", type=float, default=0.35, help="least probability of a tag")
     tagger.add_argument("--character", type=float, default=0.75, help="least probability of a character's name")
     tagger.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
@@ -61,7 +62,8 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     _add_caption_options(tagger, 4)
     text = "sentences by a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
     describer = ways.add_parser("hf", help=text, description=text)
-    _add_model_arguments(describer, "folder with config.json and .safetensors, or a Hugging Face id, downloaded once")
+    model = "folder with config.json and .safetensors, or a Hugging Face id such as Qwen/Qwen2.5-VL-3B-Instruct"
+    _add_model_arguments(describer, model)
     describer.add_argument(
         "--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked"
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from library.config.compile_modes import RECORDED_MODES
-from library.config.problems import Message, Problem
+from library.config.problems import Message, Problem, option_name
 from library.config.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def budget_problems(options: "Compile", run: RunConfig) -> Iterator[Problem]:
     for other in ("blocks_to_swap", "cpu_offload_checkpointing"):
         if getattr(run.memory, other):
             yield _budget(
-                "cannot be used with {other}, which keeps no activations on the GPU: choose one", other, other=other
+                "cannot be used with {other}, which keeps no activations on the GPU: choose one",
+                other,
+                other=option_name(other),
             )
     if run.memory.checkpointing and options.compile_scope == "inner":
         yield Problem(

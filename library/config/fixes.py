@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from library.config.json_types import JsonObject
-from library.config.problems import Problem, together
+from library.config.problems import Problem, option_name, together
 from library.config.run_config import RunConfig
 from library.config.schema import defaults
 
@@ -16,7 +16,7 @@ def exclusive(config: RunConfig, first: str, *conflicting: str) -> Problem:
     return Problem(
         first,
         "and {others} exclude each other: choose one",
-        others=together(conflicting),
+        others=together(map(option_name, conflicting)),
         also=conflicting,
         fix=defaults(config, *conflicting),
     )
@@ -28,10 +28,11 @@ def in_bf16(run: RunConfig) -> JsonObject:
 
 
 def bucket_limits(sizes: Iterable[tuple[int, int]], buckets: Any) -> JsonObject:
-    """Return a fix with bucket limits around all sizes of a resolution, in multiples of 64."""
+    """Return a fix that moves bucket limits around all sizes of a resolution, to multiples of 64."""
     sides = [side for size in sizes for side in size]
     shortest, longest = min(buckets.min_bucket_reso, *sides), max(buckets.max_bucket_reso, *sides)
-    return {"min_bucket_reso": shortest // 64 * 64 or 64, "max_bucket_reso": -(-longest // 64) * 64}
+    limits = {"min_bucket_reso": shortest // 64 * 64 or 64, "max_bucket_reso": -(-longest // 64) * 64}
+    return {name: limit for name, limit in limits.items() if limit != getattr(buckets, name)}
 
 
 def carried(arguments: Iterable[str]) -> tuple[str, ...]:

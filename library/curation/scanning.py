@@ -103,14 +103,14 @@ def _scan_folders(collection: ImageCollection) -> None:
                     name=name,
                 )
             )
-    if flat:
+    if flat and repeats_setting != 1:
         collection.notes.append(
             Message(
                 "Times each image is seen per epoch: {given}. Repeats in the settings says how often.",
                 given=repeats_setting,
             )
         )
-    elif root_concept and not has_concepts and root_listing.images:
+    elif not flat and root_concept and not has_concepts and root_listing.images:
         collection.notes.append(
             Message("As the image folder of a training, name the folder above: {parent}", parent=collection.root.parent)
         )

@@ -217,11 +217,12 @@ def _saving_memory(config: RunConfig) -> Iterator[Overrides]:
     if isinstance(memory, ModulatedMemory) and not memory.offload_modulation and memory.can_offload_modulation(config):
         yield {"offload_modulation": True}
     max_swapped = families.facts_of(config.family).most_blocks_swapped
-    without_budget = {"compile_activation_budget": 1.0} if config.compile.keeps_by_budget else {}
+    # What waits in CPU memory excludes a share that stays on the GPU.
+    without_share = {"compile_activation_budget": 1.0} if config.compile.keeps_by_budget else {}
     if (config.memory.blocks_to_swap or 0) < max_swapped:
-        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped), **without_budget}
+        yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped), **without_share}
     if not config.memory.cpu_offload_checkpointing:
-        yield {"cpu_offload_checkpointing": True, **without_budget}
+        yield {"cpu_offload_checkpointing": True, **without_share}
     if not config.cache.text:
         yield {"cache_text_encoder_outputs": True}
     if not config.adapters:
@@ -242,6 +243,8 @@ def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
                 option_text if isinstance(value, bool) else Message("{option} {value}", option=option_text, value=value)
             )
             return Message("use {name}", name=option_text)
+        if name == "compile_activation_budget" and value == 1:  # the default, and no share of less memory
+            return Message("leave {name} out", name=option_name(name))
         current = schema.option_values(config).get(name)
         template = "set {name}" if not current else "lower {name}" if value < current else "raise {name}"
         return Message(template, name=option_name(name))
@@ -264,10 +267,16 @@ def swapping_less(config: RunConfig) -> list[Overrides]:
 
 
 def checkpointing_less(config: RunConfig) -> list[Overrides]:
-    """Yield changes that recompute fewer activations, first none; swapped blocks recompute all."""
+    """Return changes that recompute fewer activations, first none; swapped blocks recompute all."""
     memory = config.memory
     if not memory.recomputes_all(config):
         return []
     keep = {**CKPT, "cpu_offload_checkpointing": False, "checkpoint_keep_attention": True}
     free = {name: False for name in keep}
     return [*([] if memory.blocks_to_swap else [free]), *([] if memory.checkpoint_keep_attention else [keep])]
+
+
+def keeping_all(config: RunConfig) -> list[Overrides]:
+    """Return the change that recomputes nothing where compiled blocks keep a share."""
+    every = {"gradient_checkpointing": False, "checkpoint_keep_attention": False, "compile_activation_budget": 1.0}
+    return [every] if config.compile.keeps_by_budget else []

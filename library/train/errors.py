@@ -165,7 +165,7 @@ def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
     if doing == phases.GENERATING_SAMPLES:
         yield Message("ask for smaller sample images (--w and --h in the prompt file)")
         yield from (
-            advise_changes(changes, config) for changes in saving_memory(config) if not OF_STEPS & changes.keys()
+            advise_changes(changes, config) for changes in saving_memory(config) if not changes.keys() <= OF_STEPS
         )
         return
     yield from (advise_changes(changes, config) for changes in saving_memory(config))

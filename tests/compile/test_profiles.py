@@ -6,6 +6,7 @@ from kohya_gui.form import presets
 from library import families
 from library.config.building import build_config
 from library.config.formats import read_toml
+from library.config.problems import OptionName
 from library.config.schema import changed, flatten_sections, option_values
 from library.recipes import preset_files
 
@@ -60,7 +61,7 @@ def test_one_profile_after_another_leaves_only_the_last(script):
 
 @pytest.mark.parametrize("profile", PROFILES, ids=NAMES)
 def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leaves_out(profile):
-    saving = ("gradient_checkpointing", "blocks_to_swap", "fp8_base", "fp8_compute", "train_batch_size", "network_dim")
+    saving = "gradient_checkpointing compile_activation_budget blocks_to_swap fp8_base fp8_compute train_batch_size"
     for preset in preset_files.all_presets():
         if preset.is_profile:
             continue
@@ -68,7 +69,7 @@ def test_a_profile_over_any_preset_keeps_what_saves_memory_and_says_what_it_leav
         config_class = next(config for config in scripts if config.kind == preset.kind)
         before, notes = option_values(presets.apply(preset, config_class, {})), []
         after = option_values(presets.apply(profile, config_class, before, notes))
-        for name in saving:
+        for name in saving.split():
             assert after.get(name) == before.get(name) or profile.path.stem == "low_vram", (preset.id, name)
         options = read_toml(profile.path)
         left_out = {str(note).partition(" is left out: ")[0] for note in notes}
@@ -97,5 +98,11 @@ def test_little_memory_over_swapped_blocks_kept_attention_and_mistakes():
     options = {"gradient_checkpointing": True, "checkpoint_keep_attention": True}
     offloaded = presets.apply(low, config_class, options).memory
     assert offloaded.cpu_offload_checkpointing and not offloaded.checkpoint_keep_attention
+    share = {"gradient_checkpointing": True, "compile": True, "compile_activation_budget": 0.5}
+    without_share = presets.apply(low, config_class, share, notes)
+    assert without_share.memory.cpu_offload_checkpointing and without_share.compile.compile_activation_budget == 1
+    (note,) = notes  # the page shows both options by their labels
+    assert isinstance(note.arguments["profile"], OptionName) and "cpu_offload_checkpointing" in str(note)
+    assert isinstance(note.arguments["why"].arguments["other"], OptionName)
     mistaken = presets.apply(low, config_class, options | {"resolution": "128", "enable_bucket": True}).memory
     assert mistaken == offloaded  # that 128 is below min_bucket_reso is for the check to say

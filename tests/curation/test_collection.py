@@ -71,7 +71,7 @@ def test_what_is_cut_is_what_the_trainer_cuts(scanned):
 
 def test_a_folder_of_images_says_how_often_each_is_seen(data):
     alone = scanning.scan_collection(data / "later", config())
-    assert [p.repeats for p in alone.pictures] == [1] and "seen per epoch: 1" in str(alone.notes[0])
+    assert [p.repeats for p in alone.pictures] == [1] and not alone.notes
     often = scanning.scan_collection(data / "later", config(dataset_repeats=5))
     assert [(p.repeats, p.used) for p in often.pictures] == [(5, True)] and "seen per epoch: 5" in str(often.notes[0])
     leaf = scanning.scan_collection(data / "10_cat", config())

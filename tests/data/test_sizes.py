@@ -152,6 +152,9 @@ def test_mistakes_of_all_sizes_are_reported_once(folder, of_file, tmp_path):
         make.config(folder.parent, **SIZES | {"resolution": "64;256;512"})
     (problem,) = refused.value.problems
     assert problem.fix["max_bucket_reso"] == 512
+    with pytest.raises(ConfigError, match="resolution must not be below min_bucket_reso") as refused:
+        make.config(folder.parent, **SIZES | {"min_bucket_reso": 128})
+    assert refused.value.problems[0].fix == {"min_bucket_reso": 64}  # and what stays is left out
 
 
 def test_reference_images_that_the_text_encoder_reads_need_one_size_on_disk():

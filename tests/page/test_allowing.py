@@ -386,7 +386,7 @@ def test_the_picker_the_configs_the_data_set_and_the_tools_ask_too(visitor, plac
     page.locator("#images-folder").fill(str(place / "sets" / "cats"))
     page.get_by_role("button", name="Open folder", exact=True).locator("visible=true").click()
     page.locator(".message:visible .allow").click()
-    page.get_by_text("Times each image is seen per epoch: 1").wait_for()
+    page.get_by_text("Images used", exact=True).wait_for()
     page.get_by_role("tab", name="Tools", exact=True).click()
     page.locator("#tools-merge-loras-first").fill(str(place / "tools" / "x.safetensors"))
     page.locator("#tools-merge-out").fill(str(place / "root" / "y.safetensors"))

@@ -29,6 +29,14 @@ def test_the_first_field_is_near_the_top(visit):
         assert page.evaluate(SCROLLED) == []
 
 
+@pytest.mark.parametrize("language", ["en", "zh", "ja"])
+def test_every_room_has_its_tab_on_a_phone(visit, language):
+    page = visit(locale=language).page
+    page.set_viewport_size({"width": 390, "height": 844})
+    boxes = [tab.bounding_box() for tab in page.locator("#rooms > .tab-wrapper").get_by_role("tab").all()]
+    assert len(boxes) == 6 and boxes[0]["x"] >= 0 and boxes[-1]["x"] + boxes[-1]["width"] <= 390
+
+
 def test_colours_follow_the_system_or_the_switch_and_stay(visit):
     page = visit(color_scheme="dark").page
     ground, switch = "getComputedStyle(document.body).backgroundColor", page.get_by_label("Colours")

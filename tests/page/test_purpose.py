@@ -52,6 +52,28 @@ def test_a_model_of_the_family_has_its_own_advice():
     assert float(large["values"]["learning_rate"]) == 1e-4 and large["values"]["max_train_steps"] == "1000"
 
 
+@pytest.mark.parametrize(
+    ("name", "memory", "recomputed"),
+    [
+        ("qwen_image_21/lora-24gb", 32.0, True),
+        ("qwen_image_21/lora-24gb", 80.0, False),  # a reference at most doubles what a preset needs
+        ("qwen_image_21/lora-16gb", 16.0, False),  # recomputes anyway
+        ("flux_2/lora-24gb", 24.0, True),
+        ("flux/lora-kontext-80gb", 80.0, False),  # measured with references
+    ],
+)
+def test_an_edit_recomputes_activations_where_its_references_need_their_memory(monkeypatch, name, memory, recomputed):
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: start_preset.Gpu("Gpu", memory))
+    model = {"model_type": "kontext"} if "kontext" in name else {}
+    others, edit = start(name, model=model), start(name, model=model, purpose="edit")
+    changes = {key for key, value in edit["values"].items() if key in start_preset.RECOMPUTED}
+    assert "compile_activation_budget" not in changes or not recomputed
+    assert (edit["text"] != others["text"]) == recomputed == ("reference images" in "".join(map(str, edit["notes"])))
+    if recomputed:
+        assert {"gradient_checkpointing", "checkpoint_keep_attention"} <= changes
+        assert "checkpointing that keeps attention outputs" in edit["text"] and "per step" not in edit["text"]
+
+
 @pytest.mark.parametrize("sent", [None, True, -1, "many", 10**9, 2.5])
 def test_a_number_of_images_that_no_page_counts_is_none(sent):
     assert recipes.number_of_images(sent) == 0
@@ -203,6 +225,25 @@ def test_an_edit_shows_the_folder_that_it_learns_from_and_a_report_leaves_with_i
         "!document.querySelector('#lora-form').closest('.training').querySelector('.message')?.checkVisibility()"
     )
     assert references.count() == 0
+
+
+@pytest.mark.browser
+def test_the_line_of_the_start_follows_the_purpose(visit):
+    visitor = visit()
+    visitor.family("FLUX.2")
+    visitor.click("Presets")
+    visitor.page.locator("[data-preset='flux_2/lora-24gb']:visible").click()
+    visitor.until("no checkpointing", "#lora-form .start")
+    visitor.page.locator("#lora-form .recipe").get_by_text("Edit", exact=True).click()
+    visitor.until("checkpointing that keeps attention outputs", "#lora-form .start")
+    assert visitor.held()["values"]["gradient_checkpointing"] is True
+    visitor.click("Presets")  # the same preset again, for an edit: nothing differs from what the form began with
+    visitor.page.locator("[data-preset='flux_2/lora-24gb']:visible").click()
+    visitor.until("reference images need the memory")
+    assert visitor.held()["values"]["gradient_checkpointing"] is True
+    assert visitor.page.locator("#lora-form .changed [data-option]").count() == 0
+    visitor.page.locator("#lora-form .recipe").get_by_text("Style", exact=True).click()
+    visitor.until("no checkpointing", "#lora-form .start")
 
 
 @pytest.mark.browser

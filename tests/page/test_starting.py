@@ -130,7 +130,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 
     text, notes, config = opened(None)
-    assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8", text)
+    assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8|bf16", text)
     assert "Compiling, bf16 and fp8 are switched off." in notes and "compile" not in changed(config)
     precision = config.precision  # bf16 convolutions may take a processor a hundred times as long
     assert precision.mixed_precision == "no" and not precision.full_bf16 and not precision.fp8_base
@@ -139,13 +139,21 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
     assert "compiled" in text and not notes and config.compile.compile and config.compile.compile_fallback
 
 
+def test_what_only_compiled_blocks_do_is_not_told_of_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: None)
+    preset = preset_files.by_id("zimage/lora-24gb")
+    assert start_preset.preset_as_start("lora", preset, TABS[0].configs["zimage"], "")["text"] == "Rank 16"
+
+
 @pytest.mark.parametrize(("capability", "other"), [((8, 6), True), ((8, 9), False), (None, False)])
 def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", 24.0, capability))
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
-    precision = build_config(TABS[0].configs["flux"], start["values"], notes=[]).precision
+    config = build_config(TABS[0].configs["flux"], start["values"], notes=[])
+    precision, share = config.precision, 0.2 if other else 0.3  # blocks keep more where products are not in 8 bits
     assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
-    assert len(start["notes"]) == other
+    assert config.compile.compile_activation_budget == share and f"{share:.0%} of activations kept" in start["text"]
+    assert len(start["notes"]) == 2 * other
 
 
 @pytest.mark.parametrize(

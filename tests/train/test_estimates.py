@@ -157,13 +157,15 @@ class Machine:
 
     def attempt(self, config):
         memory = config.memory
-        peak = 10 + (0 if memory.gradient_checkpointing else 30) - 0.2 * (memory.blocks_to_swap or 0)
+        share = config.compile.compile_activation_budget if config.compile.keeps_by_budget else 0
+        kept = 30 * share if config.compile.keeps_by_budget or memory.checkpointing else 30
+        peak = 10 + kept - 0.2 * (memory.blocks_to_swap or 0)
         self.asked.append(config)
         if peak > self.memory:
             return Measured({}, why="The GPU ran out of memory.")
         step = (
             1.0
-            + 0.4 * memory.gradient_checkpointing
+            + 0.4 * memory.checkpointing * (1 - share)
             + 0.02 * (memory.blocks_to_swap or 0)
             - 0.3 * config.compile.compile
         )
@@ -184,6 +186,15 @@ def test_a_probe_makes_it_fit_and_then_fast():
     assert large.best.changes["blocks_to_swap"] == 0 and large.best.seconds < 1.4
     assert len(large.tries) <= probe.TRIES and "A batch of" in str(large.sentence())
     assert probed(1).best is None and "lower the resolution" in str(probed(1).sentence())
+
+
+def test_a_probe_gives_a_share_of_activations_up_for_swapped_blocks_and_for_all_activations():
+    share = {"compile": True, "gradient_checkpointing": True, "compile_activation_budget": 0.5}
+    assert probed(12, **share).best.changes == {"compile_activation_budget": 0.0}
+    small = probed(9, **share).best.changes
+    assert (small["blocks_to_swap"], small["compile_activation_budget"]) == (8, 1.0)
+    large = probed(100, **share).best.changes
+    assert (large["gradient_checkpointing"], large["compile_activation_budget"]) == (False, 1.0)
 
 
 def test_a_probe_that_fails_otherwise_says_why():

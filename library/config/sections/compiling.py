@@ -88,7 +88,6 @@ class Compile:
         label="Activation budget",
         min=0.0,
         max=1.0,
-        advanced=True,
     )
     compile_autotune: bool = opt(
         False,
