@@ -265,11 +265,9 @@ def _recomputing(facts: Facts, settings: Facts) -> Iterator[Advice]:
 
 
 def _recomputes_all(settings: Facts) -> bool:
-    """Return whether blocks recompute all activations although they could keep some: with swapped blocks, and with
-    checkpoints in CPU memory, they could not."""
+    """Return whether blocks recompute all activations although they could keep some: swapped ones could not."""
     by_budget = settings.get("compile") and settings.get("compile_activation_budget", 1.0) < 1
-    excluded = by_budget or settings.get("blocks_to_swap") or settings.get("cpu_offload_checkpointing")
-    return bool(settings.get("gradient_checkpointing") and not excluded)
+    return bool(settings.get("gradient_checkpointing") and not by_budget and not settings.get("blocks_to_swap"))
 
 
 def _keeping_more(settings: Facts) -> JsonObject:

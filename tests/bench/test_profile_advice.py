@@ -190,8 +190,6 @@ def test_what_is_advised_to_recompute_less_can_be_set_and_does(values, share):
 def test_a_step_that_is_as_it_should_be_gets_no_advice():
     compiled = kernels(gemm=4.0, fused=3.0, flash=2.5)
     assert rules(facts(compiled, compile=True, peak_gb=60.0, memory_gb=80.0)) == ["dominant"]
-    offloaded = {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}  # excludes a share on the GPU
-    assert rules(facts(compiled, compile=True, peak_gb=20.0, memory_gb=80.0, **offloaded)) == ["dominant"]
 
 
 def test_reading_numbers_from_the_gpu_is_told():
