@@ -1,7 +1,6 @@
 """Runs over HTTP: list, show, stop, save, sample, resume, compare, measurements, notes, and remove."""
 
 import time
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -157,13 +156,11 @@ def router() -> APIRouter:
 
 def _details(run: reader.RecordedRun) -> Any:
     shown, events = shown_run(overview.summary(run), time.time()), reader.progress(run.folder).update().events
-    where = Path(str(run.facts.get("folder") or "."))
-    saved = dict.fromkeys(where / str(event.get("file") or "") for event in events.get("saved", ()))
     return answer(
         RunDetails,
         run=shown,
         settings=queue_rows.run_values(run),
-        saved=[str(path) for path in saved if path.exists()],
+        saved=[str(path) for path in reader.saved_files(run, events.get("saved", ()))],
         samples=len(events.get("sample", ())),
         can_resume=queue.can_resume(run, reader.runs()),
         time_left=shown["time_left"],

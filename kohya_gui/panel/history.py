@@ -2,12 +2,13 @@
 
 import html
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from urllib.parse import urlencode
 
 from kohya_gui.i18n.sentences import data
+from kohya_gui.server import paths
 from library.config.json_types import JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, counted, join_messages
-from library.runs.reader import RecordedRun, RunProgress
+from library.runs.reader import RecordedRun, RunProgress, path_in_run
 
 MAX_SHOWN = 8  # newest events of each kind
 
@@ -20,7 +21,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     parts = [
         _list(
             "Saved",
-            map(saved, _kept(events.get("saved", ()))),
+            (saved(run, event) for event in _kept(events.get("saved", ()))),
             "saved",
             Message("in {folder}", folder=folder) if folder else "",
         ),
@@ -109,16 +110,19 @@ def _format_bytes(count: float) -> str:
     return f"{count / 1e3:,.1f} kB" if count < 1e5 else f"{count / 1e6:,.1f} MB"
 
 
-def saved(event: JsonObject) -> str:
-    """A saved file or state as HTML: its name, its size, and whether it loads into its model."""
+def saved(run: RecordedRun, event: JsonObject) -> str:
+    """A saved file or state as HTML: its name, its size, and whether it loads into its model. A file is a download."""
     name = str(event.get("file") or event.get("path") or "")
     if not name:
         return ""
-    size = event.get("bytes")
+    size, path = event.get("bytes"), path_in_run(run, name)
     if not isinstance(size, int | float):
-        path = Path(name)
         size = path.stat().st_size if path.is_file() else 0
-    line = html.escape(Path(name).name) + (f" <small>({_format_bytes(size)})</small>" if size else "")
+    line = html.escape(path.name)
+    if path.suffix in paths.WEIGHTS and path.is_file():
+        address = html.escape("own/run-file?" + urlencode({"run": run.id, "file": path.name}))
+        line = f'<a href="{address}" download="{line}" title="Save this file">{line}</a>'
+    line += f" <small>({_format_bytes(size)})</small>" if size else ""
     if "ok" in event:
         mood, mark, words = (
             ("fine", "✓", "loads") if event["ok"] else ("wrong", "✗", event_words(event) or "does not load")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import gradio as gr
 from starlette.background import BackgroundTask
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from kohya_gui.runs import differences, folders, page_parts
-from kohya_gui.server import vendored
+from kohya_gui.server import paths, vendored
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
@@ -46,7 +46,7 @@ class RunsRoom:
 
     @property
     def picture_handlers(self) -> dict[str, PictureHandler]:
-        return {"run-export": self.export}
+        return {"run-export": self.export, "run-file": self.saved_file}
 
     def export(self, query: Mapping[str, str]) -> Response:
         """A run with its samples as a zip file, as a download."""
@@ -58,6 +58,18 @@ class RunsRoom:
         return StreamingResponse(
             chunks, media_type="application/zip", headers=headers, background=BackgroundTask(packed.close)
         )
+
+    def saved_file(self, query: Mapping[str, str]) -> Response:
+        """A model or LoRA that a run has saved, as a download."""
+        run = reader.existing_run(query.get("run", ""))
+        events = reader.progress(run.folder).update().events.get("saved", ())
+        saved = {path.name: path for path in reader.saved_files(run, events)}
+        if not (path := saved.get(query.get("file", ""))):
+            raise ConfigError("This file no longer exists: {file}", file=query.get("file", ""))
+        # A training from the shell may have saved outside of the folders that the page allows.
+        roots = [*self.roots, reader.path_in_run(run, run.facts.get("output_dir")).resolve()]
+        path = paths.existing_file(str(path), roots, paths.WEIGHTS)
+        return FileResponse(path, filename=path.name, headers={"cache-control": "no-store"})
 
     def show_folder(self, request: ApiRequest) -> JsonObject:
         """Open the output folder of a run, on the computer itself only."""

@@ -5,13 +5,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, layout, lineage, process, registry
 
@@ -116,6 +116,17 @@ def existing_run(run_id: str) -> RecordedRun:
         return find_run(run_id)
     except KeyError:
         raise ConfigError("This run no longer exists: {run}", run=run_id) from None
+
+
+def path_in_run(run: RecordedRun, path: object) -> Path:
+    """Return a path that a run has recorded; a relative one starts in the folder in which it was started."""
+    return Path(str(run.facts.get("folder") or ".")) / str(path or "")
+
+
+def saved_files(run: RecordedRun, events: Iterable[JsonMapping]) -> list[Path]:
+    """Return the files and states of a run's `saved` events that exist, each once."""
+    paths = dict.fromkeys(path_in_run(run, event.get("file")) for event in events if event.get("file"))
+    return [path for path in paths if path.exists()]
 
 
 def active() -> RecordedRun | None:

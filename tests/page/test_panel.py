@@ -166,7 +166,8 @@ def test_the_ledger_warnings_and_files(tmp_path):
         "forward graph in 9.7 s",
         "recompiled because: a new size",
         "2 images have no caption",
-        "00400.safetensors <small>(2.5 MB)",
+        "00400.safetensors</a> <small>(2.5 MB)",
+        'href="own/run-file?run=cat-1&amp;file=cat-step00000400.safetensors" download=',
         "2 graphs in 13 s, 1 recompiled",
     ):
         assert words in page
@@ -234,9 +235,10 @@ def test_durations_in_words():
     assert [str(html.duration_in_words(s)) for s in (0, 45, 720, 12000)] == ["0 s", "45 s", "12 min", "3 h 20 min"]
 
 
-def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence():
+def test_what_a_saved_file_was_compared_with_is_known_to_the_page_as_a_sentence(tmp_path):
     about = Message("it loads: all {count} tensors match what the model holds", count=3)
-    assert "{count} tensors" in history.saved({"file": "cat.safetensors", "ok": True, "text": about})
+    run = RecordedRun(tmp_path / "cat-1", {})
+    assert "{count} tensors" in history.saved(run, {"file": "cat.safetensors", "ok": True, "text": about})
 
 
 def test_the_report_of_a_machine_arrives_in_utf_8(monkeypatch):

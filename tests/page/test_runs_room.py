@@ -3,11 +3,15 @@
 import json
 import math
 import time
+from pathlib import Path
 
+import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
 from kohya_gui.api.building import build_api
+from kohya_gui.runs.runs import RunsRoom
+from library.config.problems import ConfigError
 from library.runs import keys, layout, notes, registry
 
 
@@ -34,6 +38,28 @@ def recorded(home, name, rate, **facts):
     layout.store(folder / layout.RUN, told)
     registry.add_pointer(folder)
     return folder
+
+
+def test_a_saved_model_is_a_download_and_nothing_else_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    folder = recorded(tmp_path, "one", 1e-4, folder=str(tmp_path), output_dir="one")
+    (tmp_path / "one/one-state").mkdir()
+    (tmp_path / "secret.safetensors").write_bytes(b"secret")
+    (tmp_path / "one/one.safetensors").write_bytes(b"weights")
+    (tmp_path / "one/led.safetensors").symlink_to(tmp_path / "secret.safetensors")
+    names = ["one/one.safetensors", "one/one-state", "one/gone.safetensors", "one/led.safetensors", "one/one-0-0.png"]
+    with (folder / layout.PROGRESS).open("a") as progress:
+        for name in [*names, "secret.safetensors"]:
+            progress.write(json.dumps({"kind": "saved", "step": 60, "file": name}) + "\n")
+    room = object.__new__(RunsRoom)
+    room.roots = []
+    sent = room.saved_file({"run": folder.name, "file": "one.safetensors"})
+    assert Path(sent.path).read_bytes() == b"weights"
+    assert sent.headers["content-disposition"] == 'attachment; filename="one.safetensors"'
+    wrong = ["", "one", "../secret.safetensors", "secret.safetensors", *(Path(name).name for name in names[1:])]
+    for name in wrong:
+        with pytest.raises(ConfigError):
+            room.saved_file({"run": folder.name, "file": name})
 
 
 def find_in_table(visitor):

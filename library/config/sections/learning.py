@@ -310,7 +310,7 @@ class Steps:
 
     max_train_steps: int = opt(
         1600,
-        "How long it trains: 1000 to 3000 suit most. The page proposes a number for your images.",
+        "How long it trains: 1000 to 3000 suit 10 to 30 images. The page proposes a number.",
         label="Steps",
         min=1,
         ceiling=MAX_STEPS,
