@@ -35,7 +35,7 @@ class Compile:
     )
     compile_dynamic: Literal["auto", "true", "false"] = opt(
         "auto",
-        "Auto decides by the data set. true: one graph for all image sizes; false: one per size.",
+        "One graph for all image sizes (true), one per size (false), or by the data set (auto).",
         parse=switch,
         label="Dynamic sizes",
         words={"true": "One graph for all sizes", "false": "One graph per size"},
