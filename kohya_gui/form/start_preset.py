@@ -112,7 +112,8 @@ def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[Messag
             changes["compile_activation_budget"] = round(share, 2)
             notes.append(
                 Message(
-                    "Unlike in the preset, {share} of activations are kept: without products in fp8 they are larger.",
+                    "{share} of activations are kept, fewer than in the preset: without fp8 products they take more "
+                    "memory.",
                     share=f"{share:.0%}",
                 )
             )

@@ -47,8 +47,8 @@ _LAUNCHER = "it belongs to `accelerate launch`"
 FOREIGN: dict[str, str] = {
     "mem_eff_attn": _SDPA,
     "diffusers_xformers": _SDPA,
-    "dynamo_backend": "compile_backend is the one that counts",
-    "epoch": "it is a setting of the kohya_ss page that no script reads; max_train_epochs is the one that counts",
+    "dynamo_backend": "compile_backend is used instead",
+    "epoch": "it is a setting of the kohya_ss page that no script reads; max_train_epochs is used instead",
     "noise_offset_type": _GUI,
     "stop_text_encoder_training": "only train_db stops the training of a text encoder early",
     "no_token_padding": _SCRIPT,
@@ -70,7 +70,7 @@ FOREIGN: dict[str, str] = {
     "gpu_ids": _LAUNCHER,
     "main_process_ip": _LAUNCHER,
     "main_process_port": _LAUNCHER,
-    "dynamo_mode": "compile_mode is the one that counts",
-    "dynamo_use_fullgraph": "compile_fullgraph is the one that counts",
-    "dynamo_use_dynamic": "compile_dynamic is the one that counts",
+    "dynamo_mode": "compile_mode is used instead",
+    "dynamo_use_fullgraph": "compile_fullgraph is used instead",
+    "dynamo_use_dynamic": "compile_dynamic is used instead",
 }
