@@ -13,6 +13,7 @@ from library.config.building import build_config, draft, replace_options
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.schema import changed, flatten_sections, option_values, options_of
+from library.config.sections.compiling import LESS_IN_8_BITS
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 
@@ -27,7 +28,6 @@ SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
 OF_A_GPU = ("compiled", "CUDA graphs", ALONE, "bf16")  # parts of a preset's sentence that need a GPU
-KEPT_MORE = 0.1  # the share of activations that blocks keep more without 8-bit products; docs/dev/performance.md
 SHARE = " of activations kept"  # another one, behind its percentage
 KEEPS_ALL, RECOMPUTES = "no checkpointing", "checkpointing that keeps attention outputs"
 RECOMPUTED: JsonMapping = {
@@ -107,7 +107,7 @@ def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[Messag
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
             "have fast ones in int8."
         )
-        share = max(config.compile.compile_activation_budget - KEPT_MORE, 0.0)
+        share = max(config.compile.compile_activation_budget - LESS_IN_8_BITS, 0.0)
         if config.compile.keeps_by_budget:
             changes["compile_activation_budget"] = round(share, 2)
             notes.append(

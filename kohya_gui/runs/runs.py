@@ -67,7 +67,7 @@ class RunsRoom:
         if not (path := saved.get(query.get("file", ""))):
             raise ConfigError("This file no longer exists: {file}", file=query.get("file", ""))
         # A training from the shell may have saved outside of the folders that the page allows.
-        roots = [*self.roots, reader.path_in_run(run, run.facts.get("output_dir")).resolve()]
+        roots = [*self.roots, reader.output_folder(run).resolve()]
         path = paths.existing_file(str(path), roots, paths.WEIGHTS)
         return FileResponse(path, filename=path.name, headers={"cache-control": "no-store"})
 
@@ -76,8 +76,9 @@ class RunsRoom:
         if not request.is_here:
             raise ConfigError("This can be done on the computer itself only.")
         run = reader.existing_run(request.text("run"))
-        folders.show_folder(Path(str(run.facts.get("output_dir") or run.folder)))
-        return {"said": Message("The folder is open: {folder}", folder=run.facts.get("output_dir") or run.folder)}
+        folder = reader.output_folder(run)
+        folders.show_folder(folder)
+        return {"said": Message("The folder is open: {folder}", folder=folder)}
 
     def webhook(self, request: ApiRequest) -> JsonObject:
         """The webhook: read it, store it or send a test. Only the computer itself may change it or see its address."""

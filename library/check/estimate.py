@@ -14,6 +14,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
+from library.config.sections.compiling import LESS_IN_8_BITS
 from library.measuring.model_stats import ModelStats, model_stats
 from library.measuring.operations import count_block_tokens, data_sheet_rate, operations_of_image
 from library.memory import swapping
@@ -28,7 +29,6 @@ BYTES = {"no": 4, "fp16": 2, "bf16": 2}
 # Fitted to steps of rank 16 on an H200 at 1024 x 1024, batches of 1 and 4; docs/dev/performance.md.
 
 COMPILED_ACTIVATIONS = 0.725  # share of autograd's activations that compiled graphs keep
-BELOW_BUDGET = 0.1  # what blocks with products in 8 bits keep less than compile_activation_budget, as a share
 CHECKPOINT_WITH_ATTENTION = 2.1  # size of a checkpoint that keeps attention outputs, in block inputs
 SWAP = 1 / 110e9  # seconds per swapped byte and step not hidden by computation
 LINK = 45e9  # bytes per second between host and device while blocks compute
@@ -288,7 +288,7 @@ def _activation_memory(config: RunConfig, model: ModelStats, size: tuple[int, in
         largest_input = max(largest_input, stream)
     if config.compile.keeps_by_budget:
         in_8_bits = config.precision.fp8_compute or config.precision.int8_compute
-        share = config.compile.compile_activation_budget - BELOW_BUDGET * in_8_bits
+        share = config.compile.compile_activation_budget - LESS_IN_8_BITS * in_8_bits
         return max(activations * share, largest_block + checkpoints)
     if not memory.checkpointing:
         return activations

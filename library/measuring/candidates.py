@@ -235,8 +235,6 @@ def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def advise_change(name: str, value: Any) -> Message:
-        if (name, value) == ("compile_activation_budget", 1.0):
-            return Message("set {name} to 1", name=option_name(name))
         if isinstance(value, bool | str):
             option_text = option_name(name)
             option_text = (

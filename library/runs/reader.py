@@ -123,6 +123,11 @@ def path_in_run(run: RecordedRun, path: object) -> Path:
     return Path(str(run.facts.get("folder") or ".")) / str(path or "")
 
 
+def output_folder(run: RecordedRun) -> Path:
+    """Return the folder of what a run saves; that of its record where it has recorded none."""
+    return path_in_run(run, run.facts["output_dir"]) if run.facts.get("output_dir") else run.folder
+
+
 def saved_files(run: RecordedRun, events: Iterable[JsonMapping]) -> list[Path]:
     """Return the files and states of a run's `saved` events that exist, each once."""
     paths = dict.fromkeys(path_in_run(run, event.get("file")) for event in events if event.get("file"))

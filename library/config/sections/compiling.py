@@ -13,6 +13,8 @@ from library.config.reading import switch
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
+# The share of activations that blocks with 8-bit products keep less than compile_activation_budget, as measured.
+LESS_IN_8_BITS = 0.1
 Chosen = tuple[tuple[int, int], ...] | None  # the first and last of each range, None for all
 
 
