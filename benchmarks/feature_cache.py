@@ -1,12 +1,12 @@
 """What `sample_cache` saves and changes, on the small trained models of FLUX.1's and SDXL's kind, as a Markdown table.
 
-    python -m benchmarks.feature_cache [flux] [sdxl]
+    python -m benchmarks.feature_cache [flux] [sdxl] [--steps 28]
 
 Every picture is compared with the one without the cache, from the same seed: the peak signal-to-noise ratio of pixels.
 """
 
+import argparse
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,15 +39,19 @@ class CachedPictures:
 
 def main() -> None:
     """Print a table for each family."""
-    for family in sys.argv[1:] or ("flux", "sdxl"):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=["flux", "sdxl"])
+    parser.add_argument("--steps", type=int, default=20, help="denoising steps of a picture")
+    asked = parser.parse_args()
+    for family in asked.families:
         print(f"\n{families.facts_of(family).title}\n\n| threshold | passes skipped | PSNR, mean | lowest |")
         print("|---|---|---|---|")
-        for threshold, result in measure(family):
+        for threshold, result in measure(family, asked.steps):
             mean = sum(result.decibels) / len(result.decibels)
             print(f"| {threshold} | {result.skipped:.0%} | {mean:.1f} dB | {min(result.decibels):.1f} dB |", flush=True)
 
 
-def measure(name: str, steps: int = 20) -> Iterator[tuple[float, CachedPictures]]:
+def measure(name: str, steps: int) -> Iterator[tuple[float, CachedPictures]]:
     """Generate all prompts without the cache, and yield how those at each threshold compare."""
     config = small_config(name)
     family = families.family_for(config)

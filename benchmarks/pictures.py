@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ PIPELINES_OF_PICTURES = {
 }
 COMPILED_PICTURES = {"sample_compile": "true"}
 FP8_PRODUCTS = {"fp8_base": True, "fp8_compute": True}
+CACHED_PICTURES = {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"}
+# Random weights do not say how many passes `sample_cache = auto` skips, so the ways with it skip this share of them:
+# what it skips of 28 steps on the small trained FLUX.1 (`python -m benchmarks.feature_cache flux --steps 28`).
+SKIPPED_SHARE = 0.55
 OUR_WAYS: dict[str, dict[str, Any]] = {
     "ours eager": {"sample_compile": "false", "cuda_graphs": "false"},
     "ours recorded": {"sample_compile": "false", "cuda_graphs": "true"},
@@ -67,6 +71,15 @@ OUR_WAYS: dict[str, dict[str, Any]] = {
     "ours compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true"},
     "ours auto": {},
     "ours fp8 products, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", **FP8_PRODUCTS},
+    "ours compiled, cached": CACHED_PICTURES,
+    "ours fp8 products, compiled, cached": {**CACHED_PICTURES, **FP8_PRODUCTS},
+    "ours sage, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", "sample_attention": "sage"},
+    "ours flash4, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", "sample_attention": "flash4"},
+    "ours in little memory": {**COMPILED_PICTURES, **FP8_PRODUCTS},  # with a preset's swapping, held to its memory
+}
+LITTLE_MEMORY: dict[str, dict[str, Any]] = {  # of the presets lora-8gb and lora-12gb
+    "flux": {"blocks_to_swap": 35, "gpu_memory_limit": 8},
+    "qwen_image": {"blocks_to_swap": 50, "gpu_memory_limit": 12},
 }
 # Names of diffusers' ways -> the arguments of compile_repeated_blocks, None without compiling.
 THEIR_WAYS: dict[str, dict[str, Any] | None] = {
@@ -74,7 +87,8 @@ THEIR_WAYS: dict[str, dict[str, Any] | None] = {
     "diffusers compiled": {"fullgraph": True},
     "diffusers compiled, max-autotune": {"fullgraph": True, "mode": "max-autotune-no-cudagraphs"},
 }
-DEFAULT_WAYS = [name for name in (*THEIR_WAYS, *OUR_WAYS) if name != "diffusers compiled, max-autotune"]
+BY_NAME = ("max-autotune", "cached", "sage", "flash4", "little memory")  # ways that run only if they are named
+DEFAULT_WAYS = [name for name in (*THEIR_WAYS, *OUR_WAYS) if not any(part in name for part in BY_NAME)]
 
 
 # ---- in a process of its own
@@ -103,7 +117,8 @@ def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, A
     began = time.perf_counter()
     with torch.no_grad():
         if way in OUR_WAYS:
-            drawing = prepare_ours(family, OUR_WAYS[way], case, tiny, device)
+            options = {**OUR_WAYS[way], **(LITTLE_MEMORY[family] if way == "ours in little memory" else {})}
+            drawing = prepare_ours(family, options, case, tiny, device)
         else:
             drawing = prepare_theirs(family, THEIR_WAYS[way], case, tiny, device)
         loaded = time.perf_counter() - began
@@ -148,6 +163,7 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
     from library import families
     from library.bench import random_weights, subjects
     from library.bench.pictures import TimedPictures
+    from library.compiler import gpu_memory
     from library.families.base import ModelComponents, SampleRequest
     from library.measuring import timing
     from library.memory.prepare import prepare_denoiser
@@ -166,7 +182,32 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
     sizes = {"width": side_of(tiny), "height": side_of(tiny), "steps": case.steps}
     request = SampleRequest("a", "b", scale=case.scale, guidance=case.guidance, seed=1, sampler_name="euler", **sizes)
     pictures = TimedPictures(components, family, config, device, request)
-    return Drawing(pictures.denoise, pictures.picture, pictures.running(), pictures.facts)
+    running = contextlib.ExitStack()
+    running.enter_context(gpu_memory.held_to(config.memory.gpu_memory_limit, device))
+    if "sample_cache" in options:
+        running.enter_context(skipped_share(SKIPPED_SHARE))
+    running.enter_context(pictures.running())
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the random model was filled in 16 bits
+    return Drawing(pictures.denoise, pictures.picture, running, pictures.facts)
+
+
+@contextlib.contextmanager
+def skipped_share(share: float) -> Iterator[None]:
+    """Let a feature cache skip this share of the passes within this context, at the cost that its decision has."""
+    from library.sampling import feature_cache
+
+    decide = feature_cache._Run.decide
+
+    def decide_by_share(run: Any, change: Any) -> None:
+        run.threshold = float("inf") if run.skipped < share * run.passes else 0.0
+        decide(run, change)
+
+    feature_cache._Run.decide = decide_by_share  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        feature_cache._Run.decide = decide  # type: ignore[method-assign]
 
 
 def prepare_theirs(

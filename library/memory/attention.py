@@ -56,7 +56,7 @@ def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_
             )
         )
     _chosen.close()
-    _replace_flash(kernel, option)
+    _replace_flash(kernel, option, device)
     first = _set_order(device, kernel)
     if device.type == "cuda" and torch.cuda.is_available() and kernel not in FLASH_PACKAGES:
         _leave_out_masks(device)
@@ -104,7 +104,7 @@ def keep_attention_settings() -> Iterator[None]:
         yield
     finally:
         _chosen.close()
-        _replace_flash("auto")
+        _replace_flash("auto", "attention_kernel", torch.device("cpu"))
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.benchmark = benchmark
 
@@ -125,21 +125,36 @@ def offered(device: torch.device) -> tuple[str, ...]:
     return (*(name for name in KERNELS if name != "cudnn" or _has_cudnn()), *newer)
 
 
-def _replace_flash(kernel: str, option: str = "attention_kernel") -> None:
+def _replace_flash(kernel: str, option: str, device: torch.device) -> None:
     """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError on failure."""
     current = torch.nn.attention.current_flash_attention_impl()
     implementation = FLASH_PACKAGES.get(kernel, (None,))[0]
     if implementation == current:
         return
+    if current:
+        torch.nn.attention.restore_flash_attention_impl()
+    if not implementation:
+        return
     try:
-        if implementation:
-            torch.nn.attention.activate_flash_attention_impl(implementation)
-        else:
-            torch.nn.attention.restore_flash_attention_impl()
+        torch.nn.attention.activate_flash_attention_impl(implementation)
+        _try_flash(device)
     except Exception as error:  # a package built for another GPU or PyTorch may raise anything
+        if torch.nn.attention.current_flash_attention_impl():
+            torch.nn.attention.restore_flash_attention_impl()
         raise ConfigError(
             Problem(option, ": {kernel} cannot be used here ({error}); use auto", kernel=kernel, error=error)
         ) from error
+
+
+def _try_flash(device: torch.device) -> None:
+    """Run both passes once: PyTorch may be unable to read the results of a package that can be imported.
+
+    flash-attn-4 4.0.0b36 returns more of them than PyTorch 2.13 unpacks.
+    """
+    call = torch.zeros(3, 1, 1, 128, 128, dtype=torch.bfloat16, device=device, requires_grad=True)
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        q, k, v = call
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
 
 
 class AttentionRecorder(TorchFunctionMode):

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from library import packages
 from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
+from library.optim.streams import on_default_stream
 
 SIZE = (64, 128)  # of the weight; bitsandbytes keeps states of fewer than 4096 elements in 32 bits
 # Of weights with which an optimizer is tried; of one that is zero, some keep less.
@@ -47,7 +48,7 @@ def package(module: str) -> str:
 def try_optimizer(spec: OptimizerSpec) -> str:
     """Return why an optimizer cannot step any weight, "" if it can."""
     try:
-        with _quiet():
+        with _quiet(), on_default_stream():
             weight = torch.nn.Parameter(torch.ones(SIZE, device=trial_device()))
             optimizer = import_class(spec)(
                 [{"params": [weight], "name": "trial"}], lr=1.0, **spec.always, **spec.defaults
@@ -65,7 +66,7 @@ def try_optimizer(spec: OptimizerSpec) -> str:
 def try_arguments(spec: OptimizerSpec, arguments: Mapping[str, Any]) -> str:
     """Return why an optimizer rejects these arguments or cannot step with them, "" if it can."""
     try:
-        with _quiet():
+        with _quiet(), on_default_stream():
             # Muon takes matrices only; others are tried with a vector as well, such as a bias.
             sizes = [SIZE] if spec.module == "torch.optim" and spec.name == "Muon" else [SIZE, SIZE[:1]]
             # Open a GPU only if it matters, as it may be busy with another training.
@@ -138,7 +139,7 @@ def optimizer_state_shapes(spec: OptimizerSpec, arguments: Mapping[str, Any]) ->
         for name, size in WEIGHT_SIZES.items()
     }
     try:
-        with _quiet():
+        with _quiet(), on_default_stream():
             optimizer = _construct_for_trial(
                 spec, arguments, [{"params": [*parameters.values()], "name": "trial"}], 1e-3
             )

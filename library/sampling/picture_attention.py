@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.sections.sampling import SAGE
 from library.families.shared.attention import Attention, replaced_for_images
@@ -34,7 +34,7 @@ def picture_attention(config: RunConfig, device: torch.device, in_training: bool
     ConfigError.
     """
     kernel = config.sample.sample_attention
-    if kernel not in ("auto", SAGE):
+    if kernel != "auto":
         kernel = _prefer(kernel, config, device, in_training)
     if kernel == "auto":
         yield
@@ -52,9 +52,12 @@ def picture_attention(config: RunConfig, device: torch.device, in_training: bool
 
 
 def _prefer(kernel: str, config: RunConfig, device: torch.device, in_training: bool) -> str:
-    """Put the kernel first and return it, or "auto" if it is missing and the training goes on without it."""
+    """Put the kernel first and return it, or "auto" if it does not work and the training goes on without it."""
     try:
-        attention.prefer(device, kernel, option="sample_attention")
+        if kernel == SAGE:
+            _try_sage(device)
+        else:
+            attention.prefer(device, kernel, option="sample_attention")
     except ConfigError as error:
         attention.prefer(device, config.memory.attention_kernel)
         if not in_training:
@@ -62,6 +65,20 @@ def _prefer(kernel: str, config: RunConfig, device: torch.device, in_training: b
         logger.warning("Samples use the kernel of the training: %s", error)
         return "auto"
     return kernel
+
+
+def _try_sage(device: torch.device) -> None:
+    """Import SageAttention and call it once on a GPU. Raises ConfigError if that fails."""
+    calls = SAGE_CALLS[0]
+    try:
+        attend = sage()
+        if device.type == "cuda":
+            attend(*torch.zeros(3, 1, 1, 128, LARGEST_SAGE_HEAD, dtype=torch.bfloat16, device=device))
+    except Exception as error:  # built for another GPU or PyTorch, or without a compiler, it may raise anything
+        raise ConfigError(
+            Problem("sample_attention", ": {kernel} cannot be used here ({error}); use auto", kernel=SAGE, error=error)
+        ) from error
+    SAGE_CALLS[0] = calls
 
 
 @functools.cache

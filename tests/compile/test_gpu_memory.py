@@ -67,6 +67,22 @@ def test_a_real_training_within_a_limit(demo, squares, tmp_path, script):  # noq
     assert len(run.losses) == 2 and torch.cuda.get_per_process_memory_fraction(0) == 1.0
 
 
+@pytest.mark.gpu
+def test_steps_that_need_more_than_the_limit_are_recorded_once_it_is_lifted(demo, squares, tmp_path, caplog):  # noqa: F811
+    values = {
+        "resolution": "512",
+        "max_bucket_reso": 512,
+        "train_batch_size": 8,
+        "train_data_dir": squares,
+        "output_dir": tmp_path,
+    }
+    caplog.set_level("INFO")
+    values |= {"output_dir": tmp_path, "cuda_graphs": "true", "gpu_memory_limit": 1}
+    run = train(config_of(demo, LORAS[0], max_train_steps=4, **values))
+    assert "the limit is lifted" in caplog.text and len(run.losses) == 4
+    assert "Recorded CUDA graphs" in caplog.text.partition("the limit is lifted")[2]
+
+
 def test_the_allocator_gets_what_a_smaller_gpu_would_leave_it(gpu):
     with gpu_memory.held_to(24, CUDA):
         assert gpu.allowed == pytest.approx(24 * GIB - gpu_memory.CONTEXT_BYTES)

@@ -23,6 +23,8 @@ RECORDED = {"cuda_graphs": "true"}
 
 
 def recording(config, **options):
+    """Record the first pass of each size: `sample_compile = auto` would time some eager ones before."""
+    config = replace(config, sample=replace(config.sample, sample_compile="false"))
     return replace(config, compile=replace(config.compile, **RECORDED, **options))
 
 

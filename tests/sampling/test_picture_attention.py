@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from library.config.problems import ConfigError
 from library.families.shared import attention
+from library.memory import attention as kernels
 from library.sampling import generate, picture_attention
 from library.sampling.prompts import Prompt
 from tests.sampling.test_engine import drawn, engine_of, opened, prompts_for
@@ -127,3 +128,50 @@ def test_a_training_samples_with_its_own_kernel_where_the_machine_lacks_the_othe
         (picture,) = drawn(model, engine_of(model, given(FLUX)), prompts_for(model))
     assert torch.equal(picture, usual)
     assert "Samples use the kernel of the training: sample_attention: there is no cudnn" in caplog.text
+
+
+class NewerFlash:
+    """Newer flash attention that can be activated, and then raises what it finds in calls."""
+
+    def __init__(self, error):
+        self.error, self.active = error, None
+
+    def use(self, monkeypatch):
+        monkeypatch.setattr(kernels, "offered", lambda device: ("flash", "math", "flash4"))
+        functions = torch.nn.attention
+        monkeypatch.setattr(functions, "current_flash_attention_impl", lambda: self.active)
+        monkeypatch.setattr(functions, "activate_flash_attention_impl", lambda name: setattr(self, "active", name))
+        monkeypatch.setattr(functions, "restore_flash_attention_impl", lambda: setattr(self, "active", None))
+        monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", self.attend)
+
+    def attend(self, q, k, v):
+        assert self.active == "FA4"
+        raise self.error
+
+
+@pytest.mark.parametrize("option", ["sample_attention", "attention_kernel"])
+def test_newer_flash_attention_that_does_not_fit_pytorch_is_named_and_taken_back(monkeypatch, option):
+    newer = NewerFlash(ValueError("too many values to unpack (expected 2)"))
+    with monkeypatch.context() as patches:
+        newer.use(patches)
+        with pytest.raises(ConfigError, match=rf"{option}: flash4 cannot be used here \(too many values .*use auto"):
+            kernels.prefer(torch.device("cpu"), "flash4", option=option)
+    assert newer.active is None
+    with kernels.keep_attention_settings():
+        kernels.prefer(torch.device("cpu"))
+
+
+def test_sageattention_that_cannot_be_imported_is_named_and_a_training_samples_without_it(given, monkeypatch, caplog):  # noqa: F811
+    without = SimpleNamespace(__spec__=ModuleSpec("sageattention", None))  # as of another version: no sageattn
+    monkeypatch.setitem(sys.modules, "sageattention", without)
+    picture_attention.sage.cache_clear()
+    config = with_attention(given(FLUX), "sage")
+    device = torch.device("cpu")
+    with (
+        pytest.raises(ConfigError, match="sample_attention: sage cannot be used here .*sageattn.*; use auto"),
+        picture_attention.picture_attention(config, device),
+    ):
+        pass
+    with picture_attention.picture_attention(config, device, in_training=True):
+        assert attention._for_images is None
+    assert "Samples use the kernel of the training: sample_attention: sage cannot be used here" in caplog.text

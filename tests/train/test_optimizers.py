@@ -15,7 +15,7 @@ from library.config.fixes import carried
 from library.config.problems import ConfigError
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
-from library.optim import averaging, optimizers
+from library.optim import averaging, optimizers, trial
 from library.optim.classes import import_class, package_class
 from library.optim.names import SPECS, optimizer_spec
 from library.optim.streams import step_on_default_stream
@@ -391,21 +391,40 @@ class FakeStream:
         self.waited_for.append(other)
 
 
-def test_8_bit_steps_run_on_the_default_stream_between_what_another_computes(monkeypatch):
+def step_of_a_training(optimizer_class):
+    optimizer = optimizer_class([nn.Parameter(torch.ones(2))], lr=0.1)
+    step_on_default_stream(optimizer)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "take_step",
+    [
+        step_of_a_training,
+        lambda _: trial.try_optimizer(SPECS["adamw8bit"]),
+        lambda _: trial.optimizer_state_shapes(SPECS["adamw8bit"], {}),
+        lambda _: trial.try_arguments(SPECS["adamw8bit"], {"is_paged": False}),
+    ],
+    ids=["training", "trial", "shapes", "arguments"],
+)
+def test_8_bit_steps_run_on_the_default_stream_between_what_another_computes(monkeypatch, take_step):
     default, recorded = FakeStream(), FakeStream()
     current, streams = [recorded], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda: default)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
 
     class Watched(torch.optim.SGD):
-        def step(self, closure=None):
-            streams.append((current[0], list(default.waited_for), list(recorded.waited_for)))
+        def __init__(self, params, lr, **_):
+            super().__init__(params, lr)
 
-    optimizer = Watched([nn.Parameter(torch.ones(2))], lr=0.1)
-    step_on_default_stream(optimizer)
-    optimizer.step()
-    assert streams == [(default, [recorded], [])]
+        def step(self, closure=None):
+            streams.append((current[0], default.waited_for[:1], list(recorded.waited_for)))
+
+    monkeypatch.setattr(trial, "import_class", lambda spec: Watched)
+    take_step(Watched)
+    assert streams and all(each == (default, [recorded], []) for each in streams)
     assert current == [recorded] and recorded.waited_for == [default]
 
 
