@@ -113,7 +113,7 @@ class Optim:
     )
     lr_scheduler_timescale: int | None = opt(
         None,
-        "The time scale of the scheduler inverse_sqrt, in steps. Empty: the warm-up or 10000.",
+        "The time scale of inverse_sqrt, in steps. Empty: the warm-up or 10000.",
         label="Scheduler time scale",
         min=1,
         advanced=True,
