@@ -197,11 +197,14 @@ class Memory:
         advanced=True,
     )
     lowram: bool = opt(
-        False, "No effect: files are always read this way. Accepted for old configs.", label="Low RAM", advanced=True
+        False,
+        "No effect: weights are always read straight from the file. Accepted for old configs.",
+        label="Low RAM",
+        advanced=True,
     )
     highvram: bool = opt(
         False,
-        "No effect: this cache is cleared only once anyway. Accepted for old configs.",
+        "No effect: the GPU's cache is cleared only once anyway. Accepted for old configs.",
         label="High VRAM",
         advanced=True,
     )
