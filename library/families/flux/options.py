@@ -39,7 +39,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
         "the blocks of Chroma have no modulation layers",
     ),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
-    ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
+    ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill reads masks"),
 )
 
 OTHER_FLUX_FILES = {

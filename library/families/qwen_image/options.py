@@ -82,7 +82,7 @@ class QwenModel(sections.Model):
         if self.variant.template and has_images and not run.cache.text:
             yield Problem(
                 "cache_text_encoder_outputs",
-                "must be on with model_version = {version}, whose text encoder is shown the reference images, too",
+                "must be on with model_version = {version}, whose text encoder also reads the reference images",
                 version=self.model_version,
                 also="model_version",
                 fix={"cache_text_encoder_outputs": True},
