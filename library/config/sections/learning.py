@@ -91,10 +91,7 @@ class Optim:
         min=0,
     )
     lr_scheduler_num_cycles: int = opt(
-        1,
-        "How many cycles cosine_with_restarts and others run. 1, which is usual: no restart.",
-        label="Scheduler cycles",
-        min=1,
+        1, "The cycles of cosine_with_restarts and others. 1: no restart.", label="Scheduler cycles", min=1
     )
     max_grad_norm: float = opt(1.0, "Clip gradients to this norm. 0: off.", label="Gradient clipping", min=0.0)
     lr_decay_steps: int | float = opt(
@@ -105,18 +102,9 @@ class Optim:
         min=0,
         advanced=True,
     )
-    lr_scheduler_power: float = opt(
-        1.0,
-        "The exponent of the scheduler polynomial. Above 1 the rate falls faster at first.",
-        label="Scheduler power",
-        advanced=True,
-    )
+    lr_scheduler_power: float = opt(1.0, "The exponent of polynomial.", label="Scheduler power", advanced=True)
     lr_scheduler_timescale: int | None = opt(
-        None,
-        "The time scale of inverse_sqrt, in steps. Empty: the warm-up or 10000.",
-        label="Scheduler time scale",
-        min=1,
-        advanced=True,
+        None, "The time scale of inverse_sqrt, in steps.", label="Scheduler time scale", min=1, advanced=True
     )
     lr_scheduler_min_lr_ratio: float | None = opt(
         None,
@@ -333,11 +321,7 @@ class Steps:
         None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=parse_count
     )
     gradient_accumulation_steps: int = opt(
-        1,
-        "Batches per step: acts as a larger batch, in the memory of one.",
-        label="Gradient accumulation",
-        min=1,
-        ceiling=1_000_000,
+        1, "Batches per step. They need the memory of one.", label="Gradient accumulation", min=1, ceiling=1_000_000
     )
     seed: int | None = opt(
         None,
