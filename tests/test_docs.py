@@ -19,6 +19,7 @@ from library.config.building import build_config, find_missing
 from library.config.outside_files import load_toml
 from library.config.schema import flatten_sections
 from library.families import RUNS, config_class
+from library.sampling import prompts
 from tests import source
 
 DOCS = source.ROOT / "docs"
@@ -235,6 +236,23 @@ def test_messages_in_troubleshooting_are_those_of_the_program():
         ]
         fits = [text.replace("N_name", "N-name") for text in templates]
         assert any(all(part in text for part in parts) for text in fits), message
+
+
+def test_the_options_of_prompts_are_listed_and_their_example_is_read():
+    section = (
+        (DOCS / "recipes.md").read_text(encoding="utf-8").partition("### A prompt file\n")[2].partition("\n### ")[0]
+    )
+    listed = {
+        letter: name
+        for letters, names in re.findall(r"^\| (`--[^|]*) \| (`[^|]*) \|", section, re.MULTILINE)
+        for letter, name in zip(re.findall(r"--(\w+)", letters), re.findall(r"\w+", names), strict=True)
+    }
+    of_other_models = prompts.OTHER_MODELS
+    assert listed == {letter: name for letter, (name, *_) in prompts.LETTERS.items() if name not in of_other_models}
+    example = section.partition("```text\n")[2].partition("```")[0]
+    beach, apple = [prompts.parse_line(line) for _, line in prompts.prompt_lines(example)]
+    assert (beach.width, beach.height, beach.seed) == (1024, 1024, 1)
+    assert (apple.negative_prompt, apple.sample_steps, apple.scale) == ("blurry, text", 28, 4)
 
 
 def test_the_values_of_presets_are_fresh():

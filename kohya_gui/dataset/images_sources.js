@@ -145,7 +145,7 @@ function give() {
   }
   tab.notify(
     "good",
-    say("The {tab} tab has this folder now, with its caption ending, resolution and buckets.", { tab: title }));
+    say("The {tab} tab has this folder now, with its caption extension, resolution and buckets.", { tab: title }));
 }
 
 function forget() {

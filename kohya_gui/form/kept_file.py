@@ -19,7 +19,7 @@ def file_state(path: Path) -> str:
 def check_unchanged(path: Path, known_state: str, option: str) -> None:
     """Raise ConfigError unless a file still has the `file_state` that the page loaded."""
     if known_state != file_state(path):
-        template = ": {path} was changed elsewhere meanwhile; load the page again to see what it holds now"
+        template = ": {path} has been changed elsewhere; load the page again to see its contents"
         raise ConfigError(Problem(option, template, path=path))
 
 

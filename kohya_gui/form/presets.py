@@ -193,7 +193,7 @@ def save_config(path: Path, config: RunConfig, opened_state: str, source: str = 
         raise ConfigError(Problem("", template, path=path, state=config_file_state(path), code=EXISTS))
     if path.exists() and opened_state != config_file_state(path):
         raise ConfigError(
-            "config file: {path} was changed elsewhere meanwhile; load it again, or choose another name", path=path
+            "config file: {path} has been changed elsewhere; load it again, or choose another name", path=path
         )
     with clear_errors(path):
         write_atomic(path, to_commented_toml(source, config, comment(config)))

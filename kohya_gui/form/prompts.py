@@ -35,12 +35,12 @@ IMAGES = (
     (
         "control_image_path",
         "Reference image",
-        "A file that the model is shown; several are divided by semicolons.",
+        "A reference image; separate several files with semicolons.",
     ),
-    ("control_image_mask_path", "Mask", "A file: what is bright in it is painted."),
+    ("control_image_mask_path", "Mask", "A mask: the model paints its bright areas."),
 )
 # The same for trainings that learn to follow an image.
-GUIDE = "controlnet_image", "Control image", "A file that is followed. Empty: the plain model."
+GUIDE = "controlnet_image", "Control image", "The control image that the result follows. Empty: the plain model."
 
 
 def prompts_section(guided: bool = False) -> str:

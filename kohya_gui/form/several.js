@@ -44,7 +44,7 @@ export function several(tab, box) {
   const about = make("p", {},
     make("b", {}, say("Several values of {label}", { label: translated(label) })),
     " ",
-    make("span", {}, "With blanks between them. Each is a training of its own in the queue, named after its value."));
+    make("span", {}, "Separated by blanks. Each value becomes a training in the queue, named after it."));
   tell(
     tab,
     "plain",

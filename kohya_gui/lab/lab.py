@@ -115,7 +115,7 @@ class LabTab:
         sides = [int(side) for side in sizes.split(",")] if SIZES_PATTERN.fullmatch(sizes) else []
         if sizes and not (sides and all(64 <= side <= 8192 and side % 64 == 0 for side in sides)):
             raise ConfigError(
-                "Image sizes: write multiples of 64 from 64 to 8192 with commas between, such as 512, 1024."
+                "Image sizes: write multiples of 64 from 64 to 8192, separated by commas, such as 512, 1024."
             )
         if batch < 1:
             raise ConfigError("Batch size: this must be at least 1.")

@@ -64,9 +64,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     describer = ways.add_parser("hf", help=text, description=text)
     model = "folder with config.json and .safetensors, or a Hugging Face id such as Qwen/Qwen2.5-VL-3B-Instruct"
     _add_model_arguments(describer, model)
-    describer.add_argument(
-        "--prompt", default="", help="what the model is asked to write; BLIP and GIT cannot be asked"
-    )
+    describer.add_argument("--prompt", default="", help="the question to the model; BLIP and GIT take none")
     describer.add_argument(
         "--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one"
     )
@@ -93,7 +91,7 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--caption_extention",  # sd-scripts still accepts this misspelling of earlier versions
         dest="extension",
         default=".caption",
-        help="ending of the caption files (default: %(default)s)",
+        help="extension of the caption files (default: %(default)s)",
     )
     parser.add_argument(
         "--beam_search", action="store_true", help="beam search; else tokens are drawn (nucleus sampling)"
@@ -125,7 +123,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
 
 
 def _add_caption_options(parser: argparse.ArgumentParser, batch: int) -> None:
-    parser.add_argument("--extension", default=".txt", help="ending of the caption files")
+    parser.add_argument("--extension", default=".txt", help="extension of the caption files")
     parser.add_argument(
         "--existing",
         choices=("skip", "add", "replace"),

@@ -39,9 +39,7 @@ def change_caption(collection: ImageCollection, name: str, text: str, expected: 
     with trash.lock(collection.root.resolve()):
         reread(collection, picture)
         if picture.caption != expected:
-            raise ConfigError(
-                "{name}: its caption was changed elsewhere meanwhile; it is shown as it is now", name=name
-            )
+            raise ConfigError("{name}: its caption has been changed elsewhere; the new one is shown", name=name)
         if picture.foreign:
             raise ConfigError("{name}: its caption is not text in UTF-8: save it with that encoding first", name=name)
         if not (text == "" and picture.caption is None):  # do not create an empty file

@@ -165,7 +165,7 @@ def _add_folder(collection: ImageCollection, listing: Listing, place: ImageFolde
             odd_names = [name for name in odd_names if not name.endswith(other)]
             count_text = counted(endings[other], f"{other} file")
             where = place.folder or "The folder"
-            template = "{where} has {many}, which are not read: set the caption files' ending to {other}."
+            template = "{where} has {many}, which are not read: set the caption files' extension to {other}."
             collection.notes.append(Message(template, where=where, many=count_text, other=other))
     collection.notes += [
         *about_odd_files(listing, odd_names, ending),

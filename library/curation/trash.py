@@ -194,7 +194,7 @@ def changed_texts(root: str | Path, change: str) -> list[TextChange]:
     root = Path(root).resolve()
     past = next((past for past in _past_changes(root) if past.id == change), None)
     if past is None:
-        raise ConfigError("this change is not there any more: open the folder again")
+        raise ConfigError("this change no longer exists: open the folder again")
     changes: dict[Path, tuple[str | None, str]] = {}
     for line in _journal_lines(past.folder):
         before, after = line.get("before"), line.get("after")

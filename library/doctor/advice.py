@@ -42,14 +42,18 @@ def advised_for_machine(facts: MachineFacts) -> JsonObject:
 def fitting_presets(facts: MachineFacts) -> dict[str, str]:
     """Return the fitting LoRA preset by family, as kohya_gui names it: flux/lora-24gb."""
     fitting: dict[str, str] = {}
-    sized = [
-        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path)
-        for path in PRESETS_FOLDER.glob("*/lora-[0-9]*gb.toml")
-    ]
-    for gigabytes, path in sorted(sized):  # the largest that fits wins
+    for gigabytes, path in _lora_presets():  # the largest that fits wins
         if machine.has_memory(facts.memory_gb, gigabytes):
             fitting[path.parent.name] = f"{path.parent.name}/{path.stem}"
     return fitting
+
+
+def _lora_presets() -> list[tuple[int, Path]]:
+    """Return the LoRA presets with their gigabytes, the smallest first."""
+    return sorted(
+        (int(path.stem.removeprefix("lora-").removesuffix("gb")), path)
+        for path in PRESETS_FOLDER.glob("*/lora-[0-9]*gb.toml")
+    )
 
 
 def settings_for_pictures(facts: MachineFacts) -> list[tuple[JsonObject, Message]]:
@@ -88,16 +92,17 @@ def advice_sentence(facts: MachineFacts) -> Message:
     if not facts.memory_gb:
         how = Message("compiling works") if facts.compiles else Message("compiling does not work")
         template = (
-            "no GPU was found, so only tiny models can be trained ({how}); rent or add an NVIDIA GPU with at least 8 GB"
+            "no GPU was found, so only tiny models can be trained ({how}); use an NVIDIA GPU with {least} GB or more"
         )
-        return Message(template, how=how)
+        return Message(template, how=how, least=_lora_presets()[0][0])
     presets = fitting_presets(facts).items()
     sentences = [
         Message("{model} LoRA: preset {name}", model=families.facts_of(family).title, name=name)
         for family, name in presets
     ]
     if not sentences:
-        sentences.append(Message("no preset fits into so little memory; 8 GB are the least"))
+        least = _lora_presets()[0][0]
+        sentences.append(Message("no preset fits into so little memory; {least} GB are the least", least=least))
     if facts.fp8:
         sentences.append(Message("fp8 works, which speeds up a frozen base"))
     return join_messages([format_changes(advised_for_machine(facts)), *sentences], "; ")

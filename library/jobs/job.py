@@ -74,7 +74,7 @@ def find_job(job_id: Any) -> BackgroundJob:
     """Return one job by its id. Raises ConfigError if there is none."""
     if layout.is_run_id(job_id) and (jobs_folder() / job_id / JOB).is_file():
         return job_at(jobs_folder() / job_id)
-    raise ConfigError("This is not there any more: load the page again.")
+    raise ConfigError("This no longer exists: load the page again.")
 
 
 def job_at(folder: Path) -> BackgroundJob:

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--model", metavar="NAME", help="a model of the family, such as turbo or klein-base-9b")
     parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="the folder of your images: is filled in and counted"
+        "--data", type=Path, metavar="FOLDER", help="the folder of your images, which is filled in and counted"
     )
     parser.add_argument("--images", type=int, metavar="N", help="how many images there are, where --data is not given")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")

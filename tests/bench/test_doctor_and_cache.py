@@ -81,6 +81,12 @@ def test_advice_for_machines(found, wanted, ready):
     assert advice.advice_sentence(found)
 
 
+@pytest.mark.parametrize("found", [MachineFacts(), MachineFacts(4.0, (7, 5))])
+def test_the_least_memory_that_is_advised_is_that_of_the_smallest_preset(found):
+    least = min(preset.gigabytes for preset in preset_files.presets_of_kind("lora") if preset.gigabytes)
+    assert f"{least} GB" in str(advice.advice_sentence(found))
+
+
 FP8_PICTURES = {"fp8_base", "fp8_compute", "sample_compile", "sample_attention"}
 INT8_PICTURES = {"int8_base", "int8_compute", "sample_compile", "sample_attention"}
 CARDS = {  # memory, compute capability, and the options that they are advised for pictures

@@ -13,6 +13,7 @@ from library.cli import options_page
 from library.config.building import build_config, find_missing, replace_options
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
+from library.config.run_config import INEFFECTIVE_EVERYWHERE
 from library.config.schema import changed, flatten_sections, option_values, options_of
 
 SCRIPTS = list(families.RUNS)
@@ -90,6 +91,13 @@ def test_a_form_can_be_made_of_it(script):
         visible[option.section] = visible.get(option.section, 0) + (not option.advanced)
     # More than that in one group is a wall, not a form.
     assert max(visible.values()) <= 15, visible
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_help_of_an_option_that_never_has_an_effect_says_so(script):
+    options = options_of(config_class(script))
+    promised = {name: options[name].help for name in INEFFECTIVE_EVERYWHERE if name in options}
+    assert promised and not [name for name, words in promised.items() if not words.startswith("No effect: ")]
 
 
 def problems(script, **options):

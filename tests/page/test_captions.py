@@ -50,7 +50,7 @@ def test_captions_before_and_after_a_change_are_shown_and_put_back(images, data)
         ended(images, images.undo(ApiRequest(scope)))
     assert tree(data) == start
     for wrong in ("../..", "x", "", change[:-1]):
-        with pytest.raises(ConfigError, match="not there any more"):
+        with pytest.raises(ConfigError, match="no longer exists"):
             images.changed(ApiRequest({**scope, "change": wrong}))
     for names, says in ((["../../x"], "is not in"), ([], "no image is chosen"), ([7], "a list of texts")):
         with pytest.raises(ConfigError, match=says):

@@ -22,7 +22,7 @@ class Network:
     """The adapters that are trained."""
 
     network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
-        None, "The network module, that is the adapter type. Empty: LoRA.", label="Network module", kind="code"
+        None, "The type of adapter. Empty: LoRA.", label="Network module", kind="code"
     )
     usual: ClassVar[str] = "networks.lora"  # default of an empty network_module
     network_dim: int | None = opt(
@@ -64,7 +64,7 @@ class Network:
     )
     base_weights: tuple[str, ...] = opt(
         (),
-        "Adapters that are merged into the model first; owner/name/FILE is one of Hugging Face.",
+        "Adapters that are merged into the model first; owner/name/FILE is on Hugging Face.",
         label="Base weights",
         kind="files",
         advanced=True,
@@ -177,7 +177,7 @@ class AdapterSteps(Steps):
         None, "Start at this epoch, counted from 1.", label="First epoch", min=1, advanced=True
     )
     initial_step: int | None = opt(
-        None, "Start at this step. It wins over the first epoch.", label="First step", min=0, advanced=True
+        None, "Start at this step. It overrides the first epoch.", label="First step", min=0, advanced=True
     )
     skip_until_initial_step: bool = opt(
         False,

@@ -114,13 +114,17 @@ class Flow(Noise):
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "uniform", "How timesteps are weighted, with sigma sampling or sigma_scaled prediction."
+        "uniform", "Weights timesteps, with sigma sampling (how often) or sigma_scaled prediction (loss)."
     )
-    logit_mean: float = opt(0.0, "The mean of logit_normal.", advanced=True)
+    logit_mean: float = opt(0.0, "The mean of the weighting scheme logit_normal.", advanced=True)
     logit_std: float = opt(
-        1.0, "The standard deviation of logit_normal.", label="Logit standard deviation", min=0.0, advanced=True
+        1.0,
+        "The standard deviation of the weighting scheme logit_normal.",
+        label="Logit standard deviation",
+        min=0.0,
+        advanced=True,
     )
-    mode_scale: float = opt(1.29, "The scale of mode.", advanced=True)
+    mode_scale: float = opt(1.29, "The scale of the weighting scheme mode.", advanced=True)
     preserve_distribution_shape: bool = opt(
         False,
         "Draw timesteps again until they are in the range, instead of scaling them into it.",

@@ -130,13 +130,13 @@ class Data:
 
     train_data_dir: str | None = opt(
         None,
-        "A folder of images and captions, or of folders named <repeats>_<words> with them.",
+        "A folder with images and captions, or with folders named <repeats>_<words>.",
         kind="folder",
         label="Image folder",
     )
     reg_data_dir: str | None = opt(
         None,
-        "Images of the class in general, such as any dog, so that the model keeps it. Optional.",
+        "Optional: images of the class, such as other dogs, so that the model does not forget it.",
         kind="folder",
         label="Regularisation folder",
     )
@@ -145,7 +145,7 @@ class Data:
     )
     resolution: str | None = opt(
         None,
-        "In pixels: as in the preset, or less, which is faster. Or width,height, or 512;1024.",
+        "In pixels: the preset's, or less to be faster. Or width,height, or sizes: 512;1024.",
         parse=resolution,
     )
     train_batch_size: int = opt(
@@ -221,7 +221,7 @@ class Data:
         label="Background of transparent images",
         advanced=True,
     )
-    masked_loss: bool = opt(False, "Train the bright areas of mask images, which the dataset config names.")
+    masked_loss: bool = opt(False, "Train only the bright areas of masks: set Mask folder, or conditioning_data_dir.")
     alpha_mask: bool = opt(False, "Do not train the transparent areas of images. For cut-out subjects.")
     in_json: str | None = opt(
         None,

@@ -90,7 +90,9 @@ class Optim:
         parse=steps_or_share,
         min=0,
     )
-    lr_scheduler_num_cycles: int = opt(1, "Restarts of cosine_with_restarts.", label="Scheduler cycles", min=1)
+    lr_scheduler_num_cycles: int = opt(
+        1, "The cycles of cosine_with_restarts and others. 1: no restart.", label="Scheduler cycles", min=1
+    )
     max_grad_norm: float = opt(1.0, "Clip gradients to this norm. 0: off.", label="Gradient clipping", min=0.0)
     lr_decay_steps: int | float = opt(
         0,
@@ -100,13 +102,13 @@ class Optim:
         min=0,
         advanced=True,
     )
-    lr_scheduler_power: float = opt(1.0, "The power of polynomial.", label="Scheduler power", advanced=True)
+    lr_scheduler_power: float = opt(1.0, "The exponent of polynomial.", label="Scheduler power", advanced=True)
     lr_scheduler_timescale: int | None = opt(
         None, "The time scale of inverse_sqrt, in steps.", label="Scheduler time scale", min=1, advanced=True
     )
     lr_scheduler_min_lr_ratio: float | None = opt(
         None,
-        "Where cosine_with_min_lr ends, as a share of the learning rate.",
+        "Where cosine_with_min_lr and warmup_stable_decay end, as a share of the learning rate.",
         label="Final rate",
         min=0.0,
         max=1.0,
@@ -319,7 +321,7 @@ class Steps:
         None, "How often all images are trained. It replaces the number of steps.", label="Epochs", parse=parse_count
     )
     gradient_accumulation_steps: int = opt(
-        1, "Batches per step: a larger batch, less memory.", label="Gradient accumulation", min=1, ceiling=1_000_000
+        1, "Batches per step. They need the memory of one.", label="Gradient accumulation", min=1, ceiling=1_000_000
     )
     seed: int | None = opt(
         None,

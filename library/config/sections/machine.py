@@ -18,7 +18,7 @@ class Precision:
         "no", "bf16 for GPUs from 2020 on (RTX 30 and later), fp16 for older ones."
     )
     full_bf16: bool = opt(False, "Trained weights and gradients in bf16: half the memory, less exact.")
-    full_fp16: bool = opt(False, "Keep weights and gradients in fp16 as well, in half the memory.", advanced=True)
+    full_fp16: bool = opt(False, "Trained weights and gradients in fp16: half the memory, less exact.", advanced=True)
     fp8_base: bool = opt(
         False,
         "Keep the frozen base model in 8 bits: half the memory of bf16. For LoRA.",
@@ -196,9 +196,17 @@ class Memory:
         label="xformers attention",
         advanced=True,
     )
-    lowram: bool = opt(False, "Load the model directly to the GPU.", label="Low RAM", advanced=True)
+    lowram: bool = opt(
+        False,
+        "No effect: weights are always read straight from the file. Accepted for old configs.",
+        label="Low RAM",
+        advanced=True,
+    )
     highvram: bool = opt(
-        False, "Do not clear the GPU's cache while images are encoded.", label="High VRAM", advanced=True
+        False,
+        "No effect: the GPU's cache is cleared only once anyway. Accepted for old configs.",
+        label="High VRAM",
+        advanced=True,
     )
 
     @property
@@ -253,7 +261,7 @@ class Distributed:
     )
     ddp_timeout: int | None = opt(
         None,
-        "The timeout of the processes' communication, in minutes.",
+        "Minutes that processes wait for each other before the training ends.",
         label="Timeout",
         min=1,
         ceiling=1_000_000,

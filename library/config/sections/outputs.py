@@ -236,12 +236,22 @@ class Metadata:
     """Metadata that is saved in the file (modelspec)."""
 
     metadata_title: str | None = opt(None, "The title in the file's metadata. Empty: the output name.", label="Title")
-    metadata_author: str | None = opt(None, "The author in the metadata.", label="Author")
-    metadata_description: str | None = opt(None, "The description in the metadata.", label="Description", kind="text")
-    metadata_license: str | None = opt(None, "The license in the metadata.", label="License")
-    metadata_tags: str | None = opt(None, "The tags in the metadata, separated by commas.", label="Tags")
-    metadata_trigger_phrase: str | None = opt(None, "The trigger phrase in the metadata.", label="Trigger phrase")
-    metadata_usage_hint: str | None = opt(None, "The usage hint in the metadata.", label="Usage hint", advanced=True)
+    metadata_author: str | None = opt(None, "Who made this file. It appears in the file's metadata.", label="Author")
+    metadata_description: str | None = opt(
+        None, "What this file does, for the file's metadata.", label="Description", kind="text"
+    )
+    metadata_license: str | None = opt(
+        None, "The license of this file, such as CC-BY-4.0, for the file's metadata.", label="License"
+    )
+    metadata_tags: str | None = opt(
+        None, "Words that describe this file, separated by commas, for the file's metadata.", label="Tags"
+    )
+    metadata_trigger_phrase: str | None = opt(
+        None, "The trigger word, for the metadata. It also replaces [trigger] in captions.", label="Trigger phrase"
+    )
+    metadata_usage_hint: str | None = opt(
+        None, "How to use this file, such as a strength, for the file's metadata.", label="Usage hint", advanced=True
+    )
     metadata_thumbnail: str | None = opt(
         None,
         "The thumbnail in the metadata: an image file or a data URL.",
@@ -250,10 +260,13 @@ class Metadata:
         advanced=True,
     )
     metadata_merged_from: str | None = opt(
-        None, "The merged models in the metadata.", label="Merged from", advanced=True
+        None, "The models that this one was merged from, for the file's metadata.", label="Merged from", advanced=True
     )
     metadata_preprocessor: str | None = opt(
-        None, "The preprocessor in the metadata.", label="Preprocessor", advanced=True
+        None,
+        "How control images are made, such as canny, for the file's metadata.",
+        label="Preprocessor",
+        advanced=True,
     )
     metadata_is_negative_embedding: str | None = opt(
         None, "true for a negative embedding.", label="Negative embedding", advanced=True
@@ -266,7 +279,9 @@ class Hub:
 
     huggingface_repo_id: str | None = opt(None, "The repository to upload to, as owner/name.", label="Repository")
     huggingface_repo_type: str | None = opt(None, "model, dataset or space.", label="Repository type", advanced=True)
-    huggingface_path_in_repo: str | None = opt(None, "The folder inside the repository.", label="Path in repository")
+    huggingface_path_in_repo: str | None = opt(
+        None, "The folder inside the repository. Empty: its top level.", label="Path in repository"
+    )
     huggingface_token: str | None = opt(
         None,
         "The access token. Prefer the environment variable HF_TOKEN; the token is never saved.",

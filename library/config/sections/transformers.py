@@ -38,7 +38,7 @@ def flow_shift(usual: float) -> Any:
 
 
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
-    words = "Images that the model is shown, such as those before an edit, with the same file names."
+    words = "Reference images, such as those before an edit, under the same file names."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
 
 
@@ -103,7 +103,7 @@ class ModulatedMemory(Memory):
 
 
 def network_module() -> Any:
-    words = "The network module, that is the adapter type. Empty: LoRA."
+    words = "The type of adapter. Empty: LoRA."
     return opt(None, words, label="Network module", kind="code")
 
 
@@ -118,7 +118,7 @@ class TransformerFlow(Flow):
         label="Prediction type",
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "none", "How timesteps are weighted: the loss, and with sigma sampling their choice."
+        "none", "Weights timesteps: in the loss and, with sigma sampling, how often they are drawn."
     )
     always_weighted: ClassVar[bool] = True
     weighted_by_step: ClassVar[bool] = True

@@ -86,12 +86,12 @@ class AnimaFlow(sections.TransformerFlow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "sigmoid",
-        "How timesteps are sampled. sigmoid is usual.",
+        "How noise levels (timesteps) are drawn. sigmoid is usual.",
         words={"flux_shift": "FLUX shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(1.0)
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = opt(
-        "uniform", "How timesteps are weighted: the loss, and with sigma sampling their choice."
+        "uniform", "Weights timesteps: in the loss and, with sigma sampling, how often they are drawn."
     )
     weighted_by_step: ClassVar[bool] = False  # sd-scripts weights Anima's loss by sigma itself
     size_shift: ClassVar[str] = "flux_shift"

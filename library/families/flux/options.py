@@ -39,7 +39,7 @@ INEFFECTIVE_RULES: tuple[Rule, ...] = (
         "the blocks of Chroma have no modulation layers",
     ),
     ("guidance_scale", lambda c: not c.model.bypass_guidance_embedding, "bypass_guidance_embedding leaves it out"),
-    ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill is shown masks"),
+    ("random_masks", lambda c: c.control_images.inpaints, "only FLUX.1 Fill reads masks"),
 )
 
 OTHER_FLUX_FILES = {
@@ -220,7 +220,7 @@ class FluxFlow(sections.Flow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "sigma",
-        "How timesteps are sampled. shift, flux_shift and sigmoid are usual.",
+        "How noise levels (timesteps) are drawn. shift, flux_shift and sigmoid are usual.",
         words={"flux_shift": "FLUX shift"},
     )
     sigmoid_scale: float = opt(1.0, "Above 1 trains very low and very high timesteps more often. 1 is usual.", min=0.0)
@@ -242,7 +242,7 @@ class FluxFullSave(sections.SafetensorsSave):
 
     mem_eff_save: bool = opt(
         False,
-        "Write the file tensor by tensor, which needs little CPU memory.",
+        "No effect: files are always written tensor by tensor. Accepted for old configs.",
         label="Save with little memory",
         advanced=True,
     )

@@ -77,7 +77,7 @@ class Flux2Flow(sections.TransformerFlow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux2_shift"] = opt(
         "flux2_shift",
-        "How timesteps are sampled. flux2_shift and shift are usual.",
+        "How noise levels (timesteps) are drawn. flux2_shift and shift are usual.",
         words={"flux2_shift": "FLUX.2 shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(3.0)

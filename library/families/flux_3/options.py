@@ -60,7 +60,7 @@ class Flux3Flow(sections.TransformerFlow):
     """Noise, timesteps and the type of the prediction."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift"] = opt(
-        "shift", "How timesteps are sampled. shift is usual."
+        "shift", "How noise levels (timesteps) are drawn. shift is usual."
     )
     discrete_flow_shift: float = sections.flow_shift(3.0)
     size_shift: ClassVar[str] = ""  # the model is sampled with one shift at every size

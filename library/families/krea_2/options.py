@@ -59,7 +59,7 @@ class Krea2Flow(sections.TransformerFlow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "krea2_shift"] = opt(
         "krea2_shift",
-        "How timesteps are sampled. krea2_shift and shift are usual.",
+        "How noise levels (timesteps) are drawn. krea2_shift and shift are usual.",
         words={"krea2_shift": "Krea 2 shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(2.5)

@@ -82,7 +82,7 @@ class QwenModel(sections.Model):
         if self.variant.template and has_images and not run.cache.text:
             yield Problem(
                 "cache_text_encoder_outputs",
-                "must be on with model_version = {version}, whose text encoder is shown the reference images, too",
+                "must be on with model_version = {version}, whose text encoder also reads the reference images",
                 version=self.model_version,
                 also="model_version",
                 fix={"cache_text_encoder_outputs": True},
@@ -119,7 +119,7 @@ class QwenFlow(sections.TransformerFlow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "qwen_shift"] = opt(
         "qwen_shift",
-        "How timesteps are sampled. qwen_shift and shift are usual.",
+        "How noise levels (timesteps) are drawn. qwen_shift and shift are usual.",
         words={"qwen_shift": "Qwen shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(2.2)

@@ -68,7 +68,7 @@ class Qwen21Flow(sections.TransformerFlow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "qwen_shift"] = opt(
         "qwen_shift",
-        "How timesteps are sampled. qwen_shift and shift are usual.",
+        "How noise levels (timesteps) are drawn. qwen_shift and shift are usual.",
         words={"qwen_shift": "Qwen shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(2.0)

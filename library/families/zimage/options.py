@@ -52,7 +52,7 @@ class ZImageFlow(sections.TransformerFlow):
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = opt(
         "shift",
-        "How timesteps are sampled. shift and sigmoid are usual.",
+        "How noise levels (timesteps) are drawn. shift and sigmoid are usual.",
         words={"flux_shift": "FLUX shift"},
     )
     discrete_flow_shift: float = sections.flow_shift(2.0)
