@@ -291,10 +291,7 @@ def _read_datasets_of_table(
 
 
 def _read_table(table: Any, options: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
-    """Parse the values of one table, with advice about keys of other levels.
-
-    An empty text, such as caption_prefix = "", is None and hides the value of the tables above it.
-    """
+    """Parse the values of one table, with advice about keys of other levels. An empty text hides the value above it."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
         return {}
