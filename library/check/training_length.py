@@ -59,9 +59,10 @@ def length_problems(config: RunConfig, images: data.Check) -> Iterator[Problem]:
 def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
     """Yield events that the training ends before: saves, samples, validations, and the end of a warm-up if the length
     is in epochs."""
-    warm, length = config.optim.lr_warmup_steps, expected_length(config, images)
+    length = expected_length(config, images)
     if not length:
         return
+    warm = lr_schedule.steps_of_share(config.optim.lr_warmup_steps, length.total)
     yield from _late_saves(config, images)
     yield from _unused_held_out(config, images, length)
     values = schema.option_values(config)
@@ -79,7 +80,7 @@ def length_notes(config: RunConfig, images: data.Check) -> Iterator[Problem]:
             first=first,
             steps=length.total,
         )
-    if config.steps.max_train_epochs and warm > 1 and warm >= length.total:
+    if config.steps.max_train_epochs and warm >= length.total:
         yield Problem(
             "lr_warmup_steps",
             "{warm} is not less than the {steps} of this training, so the learning rate never reaches its value",

@@ -229,24 +229,24 @@ def decided(config: RunConfig) -> list[str]:
 
 
 def _options_of_run(config: RunConfig) -> JsonObject:
-    """Return the run's options about datasets and subsets, by the names used here."""
+    """Return the run's options about datasets and subsets that are set, by the names used here."""
     values: JsonObject = {}
     parts = [getattr(config, name) for name in ("data", "captions", "validation") if hasattr(config, name)]
     for name in [*SUBSET_KEYS, *DATASET_KEYS]:
         for part in parts:
             if hasattr(part, RUN_NAMES.get(name, name)):
                 values[name] = getattr(part, RUN_NAMES.get(name, name))
-    trigger = config.metadata.metadata_trigger_phrase
-    return values | {
+    values |= {
         "resolution": config.data.sizes or None,
         "face_crop_aug_range": config.data.face_crop,
-        "trigger_phrase": trigger,
+        "trigger_phrase": config.metadata.metadata_trigger_phrase,
     }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _build_table(cls: type, *layers: JsonMapping) -> Any:
     names = {f.name for f in fields(cls)}
-    return cls(**{k: v for layer in layers for k, v in layer.items() if k in names and v is not None})
+    return cls(**{k: v for layer in layers for k, v in layer.items() if k in names})
 
 
 def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
@@ -282,14 +282,16 @@ def _read_datasets_of_table(
             continue
         # A folder listed twice in one dataset counts once, as in sd-scripts, however it is spelled.
         key = os.path.normcase(os.path.realpath(place))
-        repeated += [place] if key in subsets else []
-        subsets.setdefault(key, subset)
+        if key in subsets and subsets[key].num_repeats:
+            repeated.append(place)
+        else:  # one that is never trained does not count
+            subsets[key] = subset
     members = {"subsets": tuple(subsets.values()), "repeated": tuple(repeated)}
     return [replace(dataset, **members) for dataset in _at_each_size(*layers)]
 
 
 def _read_table(table: Any, options: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
-    """Parse the values of one table, with advice about keys of other levels."""
+    """Parse the values of one table, with advice about keys of other levels. An empty text hides the value above it."""
     if not isinstance(table, Mapping):
         problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
         return {}
@@ -299,7 +301,7 @@ def _read_table(table: Any, options: Mapping[str, Option], source: str, problems
         elsewhere = [where for where, keys in keys_by_table.items() if key in keys and key not in options]
         if elsewhere:
             problems.append(_wrong(source, key, "belongs in {table}", table=elsewhere[0]))
-        else:
+        elif value is not None:  # null of JSON, which says nothing
             accepted[key] = value
     return read_section(options, Layer(accepted, source), problems)
 

@@ -48,12 +48,16 @@ def minutes(value: Any) -> float | None:
 
 
 def steps_or_share(value: Any) -> int | float:
-    """Parse steps (100), or a share of the training (0.05, "5%")."""
-    if isinstance(value, str) and value.translate(WIDE_CHARACTERS).strip().endswith("%"):
-        result = parse_finite(value.strip()[:-1]) / 100
-    else:
-        result = parse_finite(value)
-    return int(result) if result >= 1 or not result else result
+    """Parse steps (100), or a share of the training (0.05, "5%"), which is a float: 1.0 is all of it, 1 one step."""
+    text = str(value).translate(WIDE_CHARACTERS).strip()
+    if text.endswith("%"):
+        result = parse_finite(text[:-1]) / 100
+        if result > 1:
+            raise ConfigError("must be at most {ceiling}, got {value}", ceiling="100%", value=quoted(value))
+        return result or 0
+    result = parse_finite(value)
+    is_all = result == 1 and "." in text
+    return int(result) if (result >= 1 or not result) and not is_all else result
 
 
 def resolution(value: Any) -> str:

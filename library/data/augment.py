@@ -51,10 +51,13 @@ def face_of(path: str | Path) -> Face | None:
     return (left, top, width, height) if min(width, height) > 0 else None
 
 
-def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, float], random: Random) -> View:
-    """Scale an image until the crop is bounds[0] to bounds[1] times as large as its face, and crop around the face.
+def around_face(
+    size: "Size", window: "Size", face: Face, bounds: tuple[float, float], random: Random, at_random: bool = False
+) -> View:
+    """Scale an image until the crop is bounds[0] to bounds[1] times as large as its face, and crop around the face: a
+    little beside its centre, or with `at_random` anywhere, but most often near it.
 
-    Enlarges the image only as far as the crop requires.
+    Enlarges the image only as far as the crop requires. Draws as sd-scripts does.
     """
     cover = max(window[0] / size[0], window[1] / size[1])
     # The max keeps a bound of 0 from dividing by zero.
@@ -62,10 +65,18 @@ def around_face(size: "Size", window: "Size", face: Face, bounds: tuple[float, f
     min_scale, max_scale = max(cover, min(1.0, wide)), max(cover, min(1.0, tight))
     scale = random.uniform(min_scale, max_scale) if min_scale < max_scale else min_scale
     resized = (max(window[0], int(size[0] * scale + 0.5)), max(window[1], int(size[1] * scale + 0.5)))
-    corner = [
-        max(0, min(int(centre * scale + 0.5) - side // 2, length - side))
-        for centre, side, length in zip(face[:2], window, resized, strict=True)
-    ]
+    largest = max(face[2:])
+    moves = bounds[0] != bounds[1] and largest > min(window) // 10 and largest >= 40
+    corner = [0, 0]
+    for axis in (1, 0):
+        centre = int(face[axis] * scale + 0.5)
+        start = centre - window[axis] // 2
+        if at_random:
+            reach = max(resized[axis] - centre, centre)
+            start += random.randint(0, reach) + random.randint(0, reach) - reach
+        elif moves:
+            start += random.randint(-largest // 20, largest // 20)
+        corner[axis] = max(0, min(start, resized[axis] - window[axis]))
     return View(resized, corner[0], corner[1], window)
 
 

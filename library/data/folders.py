@@ -149,10 +149,17 @@ def _remember(listing: Listing, cached: re.Match, modified: int) -> None:
 
 
 def concept(folder: Path) -> Concept | None:
-    """Parse a folder's name as <repeats>_<words>; None when it is not one."""
+    """Parse a folder's name as <repeats>_<words>; None when it is not one.
+
+    Repeats are whatever Python reads as a whole number, as in sd-scripts, so digits of any width.
+    """
     repeats, _, words = folder.name.partition("_")
     words = words.encode("utf-8", "replace").decode()  # they are captions, and tokenizers take nothing but UTF-8
-    return Concept(folder, int(repeats), words) if repeats.isascii() and repeats.isdigit() else None
+    try:
+        count = int(repeats)
+    except ValueError:
+        return None
+    return Concept(folder, count, words) if count >= 0 else None
 
 
 def concepts(parent: Path) -> list[Concept]:

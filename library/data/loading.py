@@ -317,7 +317,7 @@ def view_of(image: "Image", bucketed: bool, random: Random, flip: bool) -> augme
     sizes = subset.face_crop_aug_range
     face = augment.face_of(image.path) if sizes and not bucketed else None
     if face and sizes:
-        view = augment.around_face(image.size, fit.bucket, face, sizes, random)
+        view = augment.around_face(image.size, fit.bucket, face, sizes, random, subset.random_crop)
         return replace(view, flip=flip)
     if not subset.random_crop:
         return augment.middle(fit, flip)

@@ -154,9 +154,10 @@ class LoraAdapters(TrainingMethod):
         """
         norms, ratios = [], []
         for adapter in self.adapters.values():
+            norm = adapter.product_norm()
             # At least half the maximum, as in sd-scripts; it also keeps a norm of 0 from dividing by zero.
-            norm = adapter.product_norm().clamp(min=maximum / 2)
-            ratio = norm.clamp(max=maximum) / norm
+            bounded = norm.clamp(min=maximum / 2)
+            ratio = bounded.clamp(max=maximum) / bounded
             for parameter in own_parameters(adapter):
                 parameter.mul_(ratio.sqrt())  # the product of both factors shrinks by `ratio`
             norms.append(norm * ratio)

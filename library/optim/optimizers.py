@@ -32,7 +32,7 @@ from library.optim.classes import (
 )
 from library.optim.flat_adamw import FlatAdamW
 from library.optim.lr_schedule import find_schedule_problems as schedule_problems
-from library.optim.lr_schedule import load_problems, schedule_notes
+from library.optim.lr_schedule import load_problems, schedule_notes, steps_of_share
 from library.optim.streams import step_on_default_stream
 
 log = logging.getLogger(__name__)
@@ -269,7 +269,8 @@ def optimizer_notes(config: RunConfig, trained_in_compute_dtype: bool = False) -
     if is_schedule_free(config) and config.optim.lr_scheduler != "constant":
         yield Problem("lr_scheduler", "has no effect: {name} needs no schedule", name=name)
     yield from schedule_notes(config)
-    steps, warm = config.steps, config.optim.lr_warmup_steps
+    steps = config.steps
+    warm = steps_of_share(config.optim.lr_warmup_steps, steps.max_train_steps)
     if not steps.max_train_epochs and warm >= steps.max_train_steps and not config.optim.without_schedule:
         yield Problem(
             "lr_warmup_steps",

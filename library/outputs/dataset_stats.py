@@ -30,11 +30,14 @@ def dataset_stats(
         "num_validation_images": sum(i.repeats for i in held_back),
         "num_batches_per_epoch": batches_per_epoch,
         "num_epochs": epochs,
-        "tag_frequency": tag_frequency(images.items),
     }
     datasets = [_dataset_facts(images, position) for position in range(len(images.datasets))]
+    # A folder of several data sets counts once, as its images have the same captions in each.
+    out["tag_frequency"] = {
+        folder: tags for facts in reversed(datasets) for folder, tags in facts["tag_frequency"].items()
+    }
     if config.data.dataset_config or len(datasets) > 1:
-        return out | {"datasets": datasets, "dataset_dirs": _count_by_folder(images.items, None)}
+        return out | {"datasets": datasets, "dataset_dirs": _learned_folders(images)}
     return out | _single_dataset_facts(images, datasets[0], total_batch_size)
 
 
@@ -68,9 +71,11 @@ def _single_dataset_facts(images: Any, dataset: JsonMapping, total_batch_size: i
 def _dataset_facts(images: Any, position: int) -> JsonObject:
     dataset = images.datasets[position]
     items = [image for image in images.items if image.dataset == position]
-    subsets: dict[int, list[Any]] = {}
-    for image in items:
-        subsets.setdefault(id(image.subset), []).append(image)
+    step, bounds = dataset.bucket_reso_steps, (dataset.min_bucket_reso, dataset.max_bucket_reso)
+    # Multiples of the step, as buckets have them.
+    smallest, largest = (
+        (bounds[0] // step * step, -(-bounds[1] // step) * step) if dataset.enable_bucket else (None, None)
+    )
     return {
         # As sd-scripts calls data sets of folders, without a metadata file.
         "is_dreambooth": not any(image.subset.metadata_file for image in items),
@@ -79,22 +84,30 @@ def _dataset_facts(images: Any, position: int) -> JsonObject:
         "num_reg_images": sum(i.repeats for i in items if i.is_reg),
         "resolution": dataset.resolution and tuple(dataset.resolution),
         "enable_bucket": dataset.enable_bucket,
-        "min_bucket_reso": dataset.min_bucket_reso,
-        "max_bucket_reso": dataset.max_bucket_reso,
+        "min_bucket_reso": smallest,
+        "max_bucket_reso": largest,
         "resize_interpolation": dataset.resize_interpolation,
         "tag_frequency": tag_frequency(items),
         "bucket_info": _bucket_facts(items) if dataset.enable_bucket else None,
-        "subsets": [_subset_facts(members) for members in subsets.values()],
+        "subsets": [_subset_facts(members) for members in _by_subset(items)],
     }
+
+
+def _by_subset(items: list[Any]) -> list[list[Any]]:
+    subsets: dict[int, list[Any]] = {}
+    for image in items:
+        subsets.setdefault(id(image.subset), []).append(image)
+    return list(subsets.values())
 
 
 def _subset_facts(members: list[Any]) -> JsonObject:
     subset = members[0].subset
     out = {"img_count": len(members), "num_repeats": subset.num_repeats}
     out |= {key: getattr(subset, key) for key in SUBSET}
-    if subset.metadata_file:
-        return out | {"metadata_file": os.path.basename(subset.metadata_file)}
     folder = os.path.basename(os.path.normpath(subset.image_dir)) if subset.image_dir else None
+    if subset.metadata_file:
+        named = {"image_dir": folder} if folder else {}
+        return out | named | {"metadata_file": os.path.basename(subset.metadata_file)}
     return out | {"image_dir": folder, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}
 
 
@@ -107,16 +120,32 @@ def _bucket_facts(items: list[Any]) -> JsonObject:
     return {"buckets": rows, "mean_img_ar_error": sum(errors) / len(errors) if errors else 0.0}
 
 
-def _count_by_folder(items: list[Any], is_reg: bool | None) -> dict[str, dict[str, int]]:
-    """{folder's name: {"n_repeats", "img_count"}}, of regularisation images, of the others, or of all."""
+def _learned_folders(images: Any) -> dict[str, dict[str, int]]:
+    """{folder's name: {"n_repeats", "img_count"}} of all data sets, without regularisation images; a name that comes
+    again is "name (2)".
+    """
+    out: dict[str, dict[str, int]] = {}
+    for position in range(len(images.datasets)):
+        learned = [image for image in images.items if image.dataset == position and not image.is_reg]
+        for members in _by_subset(learned):
+            folder, number = _folder(members[0]), 2
+            name = folder
+            while name in out:
+                name, number = f"{folder} ({number})", number + 1
+            out[name] = {"n_repeats": members[0].subset.num_repeats, "img_count": len(members)}
+    return out
+
+
+def _count_by_folder(items: list[Any], is_reg: bool) -> dict[str, dict[str, int]]:
+    """{folder's name: {"n_repeats", "img_count"}}, of regularisation images or of the others."""
     counters: dict[str, dict[str, int]] = {}
     for image in items:
-        if is_reg is None or image.is_reg is is_reg:
+        if image.is_reg is is_reg:
             entry = counters.setdefault(_folder(image), {"n_repeats": image.subset.num_repeats, "img_count": 0})
             entry["img_count"] += 1
     return counters
 
 
 def _folder(image: Any) -> str:
-    source = image.subset.image_dir or image.subset.metadata_file or os.path.dirname(image.path)
+    source = image.subset.metadata_file or image.subset.image_dir or os.path.dirname(image.path)
     return os.path.basename(os.path.normpath(source))

@@ -87,6 +87,30 @@ def test_a_no_in_a_subset_beats_a_yes_of_the_run(tmp_path):
     assert not sub.subsets[0].flip_aug
 
 
+def test_an_empty_text_hides_what_is_set_above_it(tmp_path):
+    text = """
+general.caption_suffix = "photo"
+[[datasets]]
+resolution = 512
+subsets = [{image_dir = "a", caption_prefix = "", caption_suffix = ""}, {image_dir = "b"}]
+"""
+    first, second = dataset.load_datasets(config(dataset_config=written(tmp_path, text), caption_prefix="zorb"))[
+        0
+    ].subsets
+    assert not first.caption_prefix and not first.caption_suffix
+    assert (second.caption_prefix, second.caption_suffix) == ("zorb", "photo")
+
+
+def test_a_folder_without_repeats_does_not_hide_the_same_folder_below(tmp_path):
+    text = """
+[[datasets]]
+resolution = 512
+subsets = [{image_dir = "a", num_repeats = 0}, {image_dir = "a", num_repeats = 5}, {image_dir = "a"}]
+"""
+    (data,) = dataset.load_datasets(config(dataset_config=written(tmp_path, text)))
+    assert [subset.num_repeats for subset in data.subsets] == [5] and data.repeated == ("a",)
+
+
 def test_json_says_the_same(tmp_path):
     tables = {"general": {"flip_aug": True}, "datasets": [{"resolution": 256, "subsets": [{"image_dir": "a"}]}]}
     (sub,) = dataset.load_datasets(config(dataset_config=written(tmp_path, json.dumps(tables), "data.json")))

@@ -38,6 +38,16 @@ def test_one_number_in_many_spellings(spelling):
     assert read("learning_rate", spelling) == 1e-4 and read("text_encoder_lr", spelling) == (1e-4,)
 
 
+def test_a_share_of_all_steps_is_not_one_step():
+    steps = [("1", 1), (1, 1), (100.0, 100), ("0%", 0), ("0.0", 0)]
+    for written, share in [("5%", 0.05), ("0.05", 0.05), ("100%", 1.0), ("1.0", 1.0), (1.0, 1.0), *steps]:
+        value = read("lr_warmup_steps", written)
+        assert value == share and type(value) is type(share), written
+        assert read("lr_warmup_steps", options_of(LORA)["lr_warmup_steps"].text(value)) == value
+    with pytest.raises(ConfigError, match="at most 100%"):
+        read("lr_decay_steps", "120%")
+
+
 def test_several_sizes_differ_from_a_width_and_a_height():
     for size in (
         "512,768,1024",

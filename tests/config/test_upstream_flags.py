@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from library import families
+from library.config import building
 from library.config.names import FOREIGN, OPTION_ALIASES, RETIRED
 from library.config.schema import options_of
 
@@ -38,9 +39,8 @@ def test_every_flag_is_equal_or_accounted_for(script):
 def difference(script, option, name, row):
     """How an option is not what the flag was; nothing where it is the same, or names.py has an answer."""
     if not option:
-        answered = name in families.config_class(script).old
-        answered = answered or any(table.get(name) for table in (RETIRED, FOREIGN, OPTION_ALIASES))
-        return "" if answered else "neither an option nor in names.py"
+        answered = name in building.understood(families.config_class(script))
+        return "" if answered else "neither an option nor one that is answered with advice"
     kind, listed = row["type"].split()[0], set(row["choices"].split("|")) - {"None"} | MORE_CHOICES.get(name, set())
     if row["choices"]:
         same_values = {str(choice) for choice in option.choices} == listed and not option.open

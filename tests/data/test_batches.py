@@ -288,6 +288,25 @@ def test_a_face_is_in_the_picture(tmp_path):
         assert view.left <= 700 * scale <= view.left + 256 and view.top <= 300 * scale <= view.top + 256
 
 
+@pytest.mark.parametrize(
+    ("size", "face", "bounds", "at_random", "seed", "expected"),
+    [
+        ((284, 431), (137, 173, 103, 130), (1.0, 1.0), False, 23, ((140, 212), 35, 37)),
+        ((524, 313), (305, 154, 30, 39), (2.0, 2.5), False, 552, ((346, 207), 169, 54)),  # a small face stays put
+        ((511, 393), (179, 109, 7, 125), (1.5, 4.0), False, 69, ((159, 122), 29, 0)),
+        ((578, 385), (257, 132, 23, 21), (1.5, 4.0), True, 409, ((547, 365), 264, 99)),
+    ],
+)
+def test_a_face_is_cropped_where_sd_scripts_crops_it(size, face, bounds, at_random, seed, expected):
+    """The expected values were recorded there."""
+    import random
+
+    from library.data import augment
+
+    view = augment.around_face(size, (64, 96), face, bounds, random.Random(seed), at_random)
+    assert (view.resized, view.left, view.top) == expected
+
+
 def test_random_crops_without_buckets_are_cut_from_the_image_unchanged(tmp_path):
     make.folder(tmp_path, "4_cat", ((200, 100),))
     config = make.config(tmp_path, random_crop=True)

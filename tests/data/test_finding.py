@@ -4,6 +4,7 @@ import json
 import os
 import random
 import unicodedata
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from library import data, families
 from library.config.building import replace_options
 from library.config.problems import ConfigError
 from library.curation import scanning
+from library.data import folders
 from library.data.images import Image, balance
 from tests.data import make
 
@@ -27,6 +29,22 @@ def test_folders_give_repeats_words_and_captions(tmp_path):
         (3, (64, 64), "black cat"),
         (3, (96, 64), "cat number 1, sitting, on a mat"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "repeats", "words"),
+    [
+        ("１０_cat", 10, "cat"),
+        ("03_a_b", 3, "a_b"),
+        ("3", 3, ""),
+        ("5x", None, ""),
+        ("-2_a", None, ""),
+        ("²_a", None, ""),
+    ],
+)
+def test_repeats_are_whole_numbers_as_sd_scripts_reads_them(name, repeats, words):
+    found = folders.concept(Path(name))
+    assert (found and (found.repeats, found.words)) == (repeats and (repeats, words))
 
 
 def test_the_same_folders_give_the_same_images_whatever_their_order_on_disk(tmp_path):

@@ -175,6 +175,9 @@ def test_norms_are_limited_without_leaving_the_device(flux_like, flux_config):
     assert all(after[n] == pytest.approx(min(norm, limit), rel=1e-4) for n, norm in before.items())
     assert told["keys_scaled"] == sum(norm > limit * (1 + 1e-6) for norm in before.values())
     assert told["maximum"].item() == pytest.approx(limit) and isinstance(told["average"], torch.Tensor)
+    assert told["average"].item() == pytest.approx(sum(after.values()) / len(after), rel=1e-4)
+    told = method.limit_norms(100 * limit)  # norms far below the limit are told as they are
+    assert told["keys_scaled"] == 0 and told["maximum"].item() == pytest.approx(limit, rel=1e-4)
 
 
 def test_rates_and_order_of_groups(flux_like, flux_config):

@@ -198,6 +198,7 @@ def test_patterns_choose_layers_by_their_paths_as_in_musubi_tuner(flux_config):
     for path, learns in paths.items():
         layer = SimpleNamespace(part="denoiser", path=path, name="lora_unet_" + path.replace(".", "_"), inside="x")
         assert (args.rank_of(layer, 4, 1.0) == (4, 1.0)) is learns, path
+    assert languages.regexes("'.*mlp.*'") == (".*mlp.*",)  # one regex in quotes, as sd-scripts takes it
     for value in ("['(']", "mlp", "[1]"):
         (problem,) = wrong(flux_config(network_args=[f"exclude_patterns={value}"]))
         assert "must be a list of regexes like ['.*attn.*']" in str(problem)

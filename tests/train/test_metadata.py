@@ -96,7 +96,28 @@ def test_figures_of_a_dataset_config(tmp_path):
     (dataset,) = json.loads(actual["ss_datasets"])
     assert dataset["is_dreambooth"] and dataset["num_reg_images"] == 3 and dataset["batch_size_per_device"] == 2
     assert [s["image_dir"] for s in dataset["subsets"]] == ["2_cats", "1_people"]
-    assert set(json.loads(actual["ss_dataset_dirs"])) == {"2_cats", "1_people"} and "ss_bucket_info" not in actual
+    assert json.loads(actual["ss_dataset_dirs"]) == {"2_cats": {"n_repeats": 2, "img_count": 2}}
+    assert "ss_bucket_info" not in actual
+
+
+def test_folders_of_several_data_sets_are_told_as_in_sd_scripts(tmp_path):
+    """A folder at two sizes is two folders, its tags count once; one of metadata has the file's name."""
+    (tmp_path / "d.toml").touch()
+    found = images()
+    (first,) = found.datasets
+    small = replace(first, resolution=(500, 500), enable_bucket=False)
+    listed = replace(first.subsets[0], metadata_file="/home/someone/meta.json")
+    found.items += [replace(image, dataset=1) for image in found.items if not image.is_reg]
+    found.items.append(replace(found.items[0], dataset=2, subset=listed))
+    found.datasets = (replace(first, min_bucket_reso=100, max_bucket_reso=1000), small, small)
+    figured = dataset_stats(found, config(dataset_config=str(tmp_path / "d.toml")), 1, 1, 1)
+    twice = {"n_repeats": 2, "img_count": 2}
+    one = {"n_repeats": 2, "img_count": 1}
+    assert figured["dataset_dirs"] == {"2_cats": twice, "2_cats (2)": twice, "meta.json": one}
+    assert figured["tag_frequency"]["2_cats"]["cat"] == 3 and figured["tag_frequency"]["meta.json"]["cat"] == 2
+    sides = [(facts["min_bucket_reso"], facts["max_bucket_reso"]) for facts in figured["datasets"]]
+    assert sides == [(64, 1024), (None, None), (None, None)]
+    assert figured["datasets"][2]["subsets"][0]["image_dir"] == "2_cats"
 
 
 def test_tags_of_captions_that_are_not_there():

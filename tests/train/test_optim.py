@@ -151,6 +151,8 @@ def test_more_warmup_than_steps_trains_on_the_way_up_as_in_sd_scripts(name):
     assert curve(**options) == pytest.approx([0.5 * step / 20 for step in range(10)])
     said = list(optimizers.optimizer_notes(config(**options, max_train_steps=10)))
     assert any("lr_warmup_steps 20 is not below max_train_steps" in str(line) for line in said)
+    if name not in ("polynomial", "warmup_stable_decay"):
+        assert curve(lr_scheduler=name, lr_warmup_steps="100%") == pytest.approx([0.05 * step for step in range(10)])
 
 
 def test_decay_overlapping_the_warmup_is_rejected_and_one_that_never_begins_is_reported():

@@ -189,9 +189,10 @@ class AnimaLora(AnimaRun, sections.TransformerLora):
 
     script: ClassVar[str] = "anima_train_network"
     title: ClassVar[str] = "Anima LoRA"
-    foreign: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        RATE_OPTIONS, "it is for the fine-tune; network_args has network_reg_lrs"
-    )
+    foreign: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(RATE_OPTIONS, "it is for the fine-tune; network_args has network_reg_lrs"),
+        "no_half_vae": "the VAE is in mixed_precision, and in float32 instead of fp16",
+    }
 
     cache: AnimaAdapterCache = define_section(AnimaAdapterCache)
     network: AnimaNetwork = define_section(AnimaNetwork)

@@ -14,32 +14,35 @@ SIGN = re.compile(r"\\[()\[\]\\]|:\s*([+-]?\d*\.?\d+)\s*\)|[()\[\]]")
 
 
 def parse_emphasis(text: str) -> list[tuple[str, float]]:
-    """Split a text into weighted pieces; unclosed brackets extend to the end, unopened ones are plain text."""
-    pieces: list[list] = []
-    opened: list[tuple[str, int]] = []  # bracket, first piece inside it
+    """Split a text into weighted pieces; unclosed brackets extend to the end, unopened ones are plain text.
 
-    def close(factor: float) -> None:
-        _, first = opened.pop()
-        for piece in pieces[first:]:
+    Round and square brackets know nothing of each other, so `[sad :( ]` is read as in sd-scripts.
+    """
+    pieces: list[list] = []
+    opened: dict[str, list[int]] = {"(": [], "[": []}  # the first piece inside each
+
+    def close(bracket: str, factor: float) -> None:
+        for piece in pieces[opened[bracket].pop() :]:
             piece[1] *= factor
 
     at = 0
     for sign in SIGN.finditer(text):
         pieces.append([text[at : sign.start()], 1.0])
-        at, bracket, innermost = sign.end(), sign.group(), opened[-1][0] if opened else ""
+        at, bracket = sign.end(), sign.group()
         if bracket in "([":
-            opened.append((bracket, len(pieces)))
-        elif sign.group(1) is not None and innermost == "(":
-            close(float(sign.group(1)))
-        elif bracket == ")" and innermost == "(":
-            close(BRACKET_FACTOR)
-        elif bracket == "]" and innermost == "[":
-            close(1.0 / BRACKET_FACTOR)
+            opened[bracket].append(len(pieces))
+        elif sign.group(1) is not None and opened["("]:
+            close("(", float(sign.group(1)))
+        elif bracket == ")" and opened["("]:
+            close("(", BRACKET_FACTOR)
+        elif bracket == "]" and opened["["]:
+            close("[", 1.0 / BRACKET_FACTOR)
         else:
             pieces.append([bracket.removeprefix("\\") if len(bracket) == 2 else bracket, 1.0])
     pieces.append([text[at:], 1.0])
-    while opened:
-        close(BRACKET_FACTOR if opened[-1][0] == "(" else 1.0 / BRACKET_FACTOR)
+    for bracket, factor in (("(", BRACKET_FACTOR), ("[", 1.0 / BRACKET_FACTOR)):
+        while opened[bracket]:
+            close(bracket, factor)
     return _joined(pieces)
 
 

@@ -248,9 +248,13 @@ class BlockArgs(TransformerArgs):
 
 @functools.cache
 def regexes(text: str) -> tuple[str, ...]:
-    """Parse a list of regexes such as "['.*attn.*', '.*mlp.*']"; () for an empty text. Raises ConfigError."""
+    """Parse a list of regexes such as "['.*attn.*', '.*mlp.*']", or one in quotes; () for an empty text.
+
+    Raises ConfigError.
+    """
     try:
         literal = ast.literal_eval(text.strip() or "[]")
+        literal = [literal] if isinstance(literal, str) else literal
         if not isinstance(literal, list) or not all(isinstance(regex, str) for regex in literal):
             raise ValueError(text)
         checked = tuple(re.compile(regex).pattern for regex in literal)
