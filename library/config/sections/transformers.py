@@ -152,6 +152,7 @@ class TransformerRun:
     """Common parts of all trainings of such a family."""
 
     grid: ClassVar[int] = 16
+    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = FLOW_INEFFECTIVE
     aliases: ClassVar[Mapping[str, str]] = _NAMES
     foreign: ClassVar[Mapping[str, str]] = _FOREIGN

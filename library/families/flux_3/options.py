@@ -91,7 +91,6 @@ class Flux3Network(sections.TransformerNetwork):
     """The adapters that are trained for FLUX.3."""
 
     network_module: Literal["networks.lora_flux_3", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_flux_3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,6 @@ class Flux3Run:
     family: ClassVar[str] = "flux_3"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Flux3Flow.size_shift)
 

@@ -89,7 +89,6 @@ class Krea2Network(sections.TransformerNetwork):
     """The adapters that are trained for Krea 2."""
 
     network_module: Literal["networks.lora_krea2", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_krea2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,6 @@ class Krea2Run:
 
     family: ClassVar[str] = "krea_2"
     script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Krea2Flow.size_shift)
 

@@ -165,7 +165,6 @@ class QwenNetwork(sections.TransformerNetwork):
     """The adapters that are trained for Qwen-Image."""
 
     network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_qwen_image"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +174,6 @@ class QwenRun:
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(QwenFlow.size_shift)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS

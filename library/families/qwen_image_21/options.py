@@ -96,7 +96,6 @@ class Qwen21Network(sections.TransformerNetwork):
     """The adapters that are trained for Qwen-Image-2.1."""
 
     network_module: Literal["networks.lora_qwen_image_21", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_qwen_image_21"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,6 @@ class Qwen21Run:
     family: ClassVar[str] = "qwen_image_21"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Qwen21Flow.size_shift)
 

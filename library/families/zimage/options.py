@@ -80,7 +80,6 @@ class ZImageNetwork(sections.TransformerNetwork):
     """The adapters that are trained for Z-Image."""
 
     network_module: Literal["networks.lora_zimage", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_zimage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,6 @@ class ZImageRun:
 
     family: ClassVar[str] = "zimage"
     script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(ZImageFlow.size_shift)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
