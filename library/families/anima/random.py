@@ -16,6 +16,7 @@ from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import T5_WORDS, DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
+from library.families.shared.tensor_names import count_list_blocks
 
 VOCABULARY = 151936  # size of Qwen3's published vocabulary, with spare rows
 
@@ -146,7 +147,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         out_channels=(inputs - PADDING) // 4,
         num_attention_heads=hidden // head,
         attention_head_dim=head,
-        num_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
+        num_layers=count_list_blocks(shapes, "blocks"),
         text_embed_dim=shapes["blocks.0.cross_attn.k_proj.weight"][1],
         adaln_lora_dim=shapes["blocks.0.adaln_modulation_self_attn.1.weight"][0],
         extra_pos_embed_type=None,

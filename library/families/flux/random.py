@@ -28,6 +28,7 @@ from library.families.shared.random_networks import (
     Tensors,
     prefixed,
 )
+from library.families.shared.tensor_names import count_list_blocks
 
 
 @dataclass(frozen=True)
@@ -264,8 +265,8 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     with torch.device("meta"):
         sizes: dict[str, Any] = {
             "in_channels": shapes["img_in.weight"][1],
-            "num_layers": 1 + max(int(k.split(".")[1]) for k in shapes if k.startswith("double_blocks.")),
-            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in shapes if k.startswith("single_blocks.")),
+            "num_layers": count_list_blocks(shapes, "double_blocks"),
+            "num_single_layers": count_list_blocks(shapes, "single_blocks"),
             "attention_head_dim": head,
             "num_attention_heads": width // head,
             "joint_attention_dim": shapes["txt_in.weight"][1],

@@ -25,6 +25,7 @@ from library.families.shared.random_networks import (
     prefixed,
 )
 from library.families.shared.random_sizes import LanguageModelSizes
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.zimage import keys
 from library.families.zimage.checkpoint import LENGTH_MULTIPLE, SKIPPED_LAYERS
 from library.families.zimage.family import ZImageFamily
@@ -150,17 +151,13 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     shapes = diffusers_layers.stored_shapes(config)
     (hidden, tokens), head = shapes["x_embedder.weight"], shapes["layers.0.attention.q_norm.weight"][0]
-    refiners, blocks = (
-        len({name.split(".")[1] for name in shapes if name.startswith(group)})
-        for group in ("noise_refiner.", "layers.")
-    )
     return diffusers_layers.convert_with_mixin(
         tensors,
         "ZImageTransformer2DModel",
         "ZImageLoraLoaderMixin",
         dim=hidden,
-        n_layers=blocks,
-        n_refiner_layers=refiners,
+        n_layers=count_list_blocks(shapes, "layers"),
+        n_refiner_layers=count_list_blocks(shapes, "noise_refiner"),
         n_heads=hidden // head,
         n_kv_heads=hidden // head,
         in_channels=tokens // 4,
