@@ -41,4 +41,4 @@ class AnimaSampler(FlowSampler):
         return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return qwen_vae.denormalise_qwen(latents)
+        return qwen_vae.denormalise_qwen(self.components.vae, latents)
