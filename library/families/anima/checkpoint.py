@@ -17,7 +17,7 @@ from library.families.anima.facts import ADAPTER_MARK, ANIMA_ADAPTER, ANIMA_TRAN
 from library.families.anima.model import DENOISER_BLOCK, Anima, AnimaShape
 from library.families.anima.options import OTHER_FILES
 from library.families.facts import Shapes
-from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
+from library.families.shared import hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile, Extra
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, read_entries
@@ -30,13 +30,7 @@ ANIMA_PARTS = {
         ("transformer", "anima*.safetensors"),
         ("blocks.0.mlp.layer1.weight",),
     ),
-    "text_encoder": Part(
-        "qwen3",
-        OTHER_FILES["qwen3"],
-        ("text_encoder", "qwen_3_06b*.safetensors"),
-        (language_model.QWEN3_MARK,),
-        expected_tensors.language_model,
-    ),
+    "text_encoder": language_model.qwen3_part(OTHER_FILES["qwen3"], "qwen_3_06b*.safetensors", "qwen3"),
     "vae": qwen_vae.part(OTHER_FILES["vae"], "qwen_image_vae.safetensors"),
 }
 OPTIONAL_PARTS = {

@@ -55,10 +55,6 @@ FULL = AnimaSizes(
 )
 
 
-def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
-    return FULL if full else TINY
-
-
 def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
     """Return the denoiser's sizes."""
     adapter = AdapterShape(
@@ -103,7 +99,6 @@ def write_random_model(
 
     Returns paths by part: anima, text_encoder, vae (all .safetensors), tokenizer and t5_tokenizer (folders).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])

@@ -159,7 +159,6 @@ def write_random_model(
     With FULL `sizes` the text encoders have larger vocabularies than these tokenizers. Chroma has no CLIP-L. Returns
     paths by part: flux, clip_l, t5xxl, ae (all .safetensors), and the tokenizers' folders.
     """
-    folder = Path(folder)
     stem = "tiny-chroma" if sizes.approximator else f"tiny-flux1-{sizes.name or ('dev' if guidance else 'schnell')}"
     makers = [random_tokenizers.clip_tokenizer, random_tokenizers.t5_tokenizer]
     if sizes.approximator:

@@ -120,7 +120,6 @@ def write_random_model(
 
     Returns paths by part: qwen_image, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
     networks = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -56,9 +55,6 @@ class Qwen21Family(OneEncoderFamily):
     block_costs = {BLOCK: BlockCost(BLOCK_LIST, activations=26, used=1.0)}
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
-    text_lengths: Mapping[str, int] = MappingProxyType(
-        {EMBED: text_encoder.MAX_CHAT_TOKENS, MASK: text_encoder.MAX_CHAT_TOKENS}
-    )
 
     @property
     def is_turbo(self) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from library.families.facts import Shapes
-from library.families.shared import random_networks, weights
-from library.families.shared.part_files import complete
+from library.families.shared import expected_tensors, random_networks, weights
+from library.families.shared.part_files import Part, complete
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.weights import assign
 
@@ -91,6 +91,10 @@ def empty_language_model(
         return model
 
     return random_networks.build_on_meta(make)
+
+
+def qwen3_part(what: str, file: str, option: str = "text_encoder") -> Part:
+    return Part(option, what, ("text_encoder", file), (QWEN3_MARK,), expected_tensors.language_model)
 
 
 def settings_of(shapes: Shapes) -> dict[str, int]:
