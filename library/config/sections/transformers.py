@@ -37,6 +37,11 @@ def flow_shift(usual: float) -> Any:
     )
 
 
+def text_encoder_file(name: str, file: str) -> Any:
+    words = f"The {name} text encoder ({file}, bf16 or fp8)."
+    return opt(None, words, kind="file", label="Text encoder")
+
+
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
     words = "Images that the model is shown, such as those before an edit, with the same file names."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)

@@ -42,12 +42,7 @@ class Flux3Model(sections.Model):
     vae: str | None = opt(
         None, "The FLUX.2 VAE, which FLUX.3 shares (flux2-vae.safetensors).", kind="file", label="VAE"
     )
-    text_encoder: str | None = opt(
-        None,
-        "The Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors, bf16 or fp8).",
-        kind="file",
-        label="Text encoder",
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-4B", "qwen3vl_4b_bf16.safetensors")
     vae_dtype: Literal["float32", "bfloat16"] = opt(
         "float32", "The number format of the VAE.", label="Number format of the VAE", advanced=True
     )

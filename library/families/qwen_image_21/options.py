@@ -36,12 +36,7 @@ class Qwen21Model(sections.Model):
     vae: str | None = opt(
         None, "The Qwen-Image-2.1 VAE (qwen_image_2.1_vae_bf16.safetensors).", kind="file", label="VAE"
     )
-    text_encoder: str | None = opt(
-        None,
-        "The Qwen3-VL-8B text encoder (qwen3vl_8b_bf16.safetensors, bf16 or fp8).",
-        kind="file",
-        label="Text encoder",
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-8B", "qwen3vl_8b_bf16.safetensors")
     model_version: Literal["base", "turbo"] | None = opt(
         None,
         "Their files look the same; base takes 40 steps. Empty: base, unless a name says Turbo.",

@@ -35,9 +35,7 @@ class ZImageModel(sections.Model):
     """The Z-Image transformer and the networks around it."""
 
     vae: str | None = opt(None, "The FLUX.1 autoencoder (ae.safetensors).", kind="file", label="VAE")
-    text_encoder: str | None = opt(
-        None, "The Qwen3-4B text encoder (qwen_3_4b.safetensors, bf16 or fp8).", kind="file", label="Text encoder"
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-4B", "qwen_3_4b.safetensors")
     model_version: Literal["base", "turbo"] | None = opt(
         None,
         "Their files look the same; De-Turbo is base. Empty: base, unless a name says Turbo.",
