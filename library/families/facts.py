@@ -140,7 +140,7 @@ class FamilyFacts:
     # The same of variants: description by `recognise` -> both.
     relatives: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     implementation: str  # modelspec.implementation
-    has_prediction_type: bool  # whether its models differ in their prediction type
+    has_prediction_type: bool = False  # whether its models differ in their prediction type
 
     adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the default
     blocks: tuple[BlockGroup, ...] = ()
@@ -148,9 +148,9 @@ class FamilyFacts:
     # Variants in the demo, with their titles; VARIANTS of the random module has their sizes.
     demo_variants: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
-    trained_in_compute_dtype: bool  # also in a full fine-tune: float32 master weights would be too large
+    trained_in_compute_dtype: bool = True  # also in a full fine-tune: float32 master weights would be too large
     exceeds_fp16: bool = False  # activations of its published models overflow fp16
-    saves_all_parts: bool  # a fine-tune's file includes text encoders and VAE
+    saves_all_parts: bool = False  # a fine-tune's file includes text encoders and VAE
     most_blocks_swapped: int
     text_tokens: int  # text tokens in the denoiser's blocks, in addition to image tokens
     graphs: Mapping[str, int]  # forward graphs that its blocks need, by class: one for each shape of a block
