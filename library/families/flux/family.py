@@ -36,7 +36,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 PART_PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # a shortened text length is a multiple of this many tokens
@@ -53,6 +52,7 @@ class FluxFamily(TransformerFamily):
     """FLUX.1 and its relatives: a transformer, CLIP-L (not Chroma), T5 and an autoencoder."""
 
     name = "flux"
+    sampler_class = FluxSampler
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
     block_chain = BlockChain(("double_blocks", "single_blocks"))
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
@@ -365,9 +365,6 @@ class FluxFamily(TransformerFamily):
             "y": text["l_pooled"],
             "txt_attention_mask": mask,
         }
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return FluxSampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 
 class Flux2Family(OneEncoderFamily):
@@ -29,6 +28,7 @@ class Flux2Family(OneEncoderFamily):
 
     config: Flux2Lora | Flux2Train
     name = "flux_2"
+    sampler_class = Flux2Sampler
     swapped_class = SINGLE
     block_classes = (DOUBLE, SINGLE)
     block_chain = BlockChain(("double_blocks", "single_blocks"))
@@ -148,9 +148,6 @@ class Flux2Family(OneEncoderFamily):
             "txt": states,
             "txt_ids": self.positions.text(states.shape[1], device),
         }
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Flux2Sampler(self, components)
 
 
 if TYPE_CHECKING:

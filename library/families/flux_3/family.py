@@ -22,7 +22,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 ASSISTANT = "SimpleTuner/flux-3-klein-image-LoRA-experiments"  # the repository of a training adapter
 SAMPLE_DEFAULTS = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
@@ -33,6 +32,7 @@ class Flux3Family(OneEncoderFamily):
 
     config: Flux3Lora | Flux3Train
     name = "flux_3"
+    sampler_class = Flux3Sampler
     checkpoint = FLUX_3_CHECKPOINT
     swapped_class = JOINT
     block_classes: tuple[str, ...] = tuple(CONTAINERS)
@@ -141,9 +141,6 @@ class Flux3Family(OneEncoderFamily):
         tokens, sizes = packing.pack_with_references(noised.latents, controls)
         output = denoiser(tokens, sizes, text["ctx_vec"], text["ctx_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes[0])
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Flux3Sampler(self, components)
 
 
 if TYPE_CHECKING:

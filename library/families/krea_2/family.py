@@ -20,7 +20,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 
 class Krea2Family(OneEncoderFamily):
@@ -28,6 +27,7 @@ class Krea2Family(OneEncoderFamily):
 
     config: Krea2Lora | Krea2Train
     name = "krea_2"
+    sampler_class = Krea2Sampler
     checkpoint = KREA_2_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
@@ -88,9 +88,6 @@ class Krea2Family(OneEncoderFamily):
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(pack(latents), size, text["krea2_vl_embed"], text["krea2_vl_mask"], noised.timesteps)
         return unpack(output.float(), *size)
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Krea2Sampler(self, components)
 
 
 if TYPE_CHECKING:

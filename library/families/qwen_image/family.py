@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 BLOCK_CLASS = "QwenImageTransformerBlock"
 TEXT_CACHE = TextCache(
@@ -40,6 +39,7 @@ class QwenFamily(OneEncoderFamily):
 
     config: QwenLora | QwenTrain
     name = "qwen_image"
+    sampler_class = QwenSampler
     swapped_class = BLOCK_CLASS
     block_classes = (BLOCK_CLASS,)
     block_chain = BlockChain(("transformer_blocks",))
@@ -111,9 +111,6 @@ class QwenFamily(OneEncoderFamily):
         tokens, sizes = packing.pack_with_references(noised.latents, controls)
         output = denoiser(tokens, sizes, text["vl_embed"], text["vl_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes[0])
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return QwenSampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 EMBED, MASK = "qwen21_vl_embed", "qwen21_vl_mask"
 
@@ -36,6 +35,7 @@ class Qwen21Family(OneEncoderFamily):
 
     config: Qwen21Lora | Qwen21Train
     name = "qwen_image_21"
+    sampler_class = Qwen21Sampler
     checkpoint = QWEN_21_CHECKPOINT
     swapped_class = BLOCK
     block_classes = (BLOCK,)
@@ -135,9 +135,6 @@ class Qwen21Family(OneEncoderFamily):
         leads = self.leads[: len(controls)] if controls else ()
         output = denoiser(tokens, sizes, text[EMBED], text[MASK], noised.timesteps, leads)
         return unpack(output.float(), *sizes[0])
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Qwen21Sampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 NOISE, CONTEXT, BLOCK = CONTAINERS
 # Dimensions with varying numbers of tokens: stream, pe and mask. Modulated blocks take the time after the stream.
@@ -36,6 +35,7 @@ class ZImageFamily(OneEncoderFamily):
 
     config: ZImageLora | ZImageTrain
     name = "zimage"
+    sampler_class = ZImageSampler
     checkpoint = ZIMAGE_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
@@ -107,9 +107,6 @@ class ZImageFamily(OneEncoderFamily):
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
         return -unpack_channels_last(output.float(), *size)
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return ZImageSampler(self, components)
 
 
 if TYPE_CHECKING:
