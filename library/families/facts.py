@@ -28,10 +28,6 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
     return ""
 
 
-def recognise_nothing(_shapes: Shapes) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class AdapterModule:
     """A kind of adapter that only one family has: one value of network_module."""
@@ -157,7 +153,7 @@ class FamilyFacts:
     compile_seconds: float  # of compiling them, as measured on an H200
     decoder_memory: float = 1.5  # GiB that the VAE needs in 16 bits to decode 1024 x 1024 pixels, besides its weights
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
-    recognise_part: Callable[[Shapes], str] = recognise_nothing  # `recognise` for its VAE and text encoders
+    recognise_part: Callable[[Shapes], str] = lambda _shapes: ""  # `recognise` for its VAE and text encoders
     has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply
     # Fields of a sample prompt for input images -> other options -> the values that they require.
     prompt_images: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=lambda: MappingProxyType({}))

@@ -89,7 +89,4 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    from diffusers import loaders
-
-    return random_unets.convert_unet_lora(tensors, config, loaders.StableDiffusionLoraLoaderMixin)
+    return random_unets.convert_unet_lora(tensors, config, "StableDiffusionLoraLoaderMixin")

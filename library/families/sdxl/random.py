@@ -127,7 +127,4 @@ SMALL_MODEL = SmallModel(
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    from diffusers import loaders
-
-    return random_unets.convert_unet_lora(tensors, config, loaders.StableDiffusionXLLoraLoaderMixin)
+    return random_unets.convert_unet_lora(tensors, config, "StableDiffusionXLLoraLoaderMixin")
