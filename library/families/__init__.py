@@ -105,7 +105,7 @@ def adopt_denoiser(family: "Family", denoiser: Any) -> None:
         adopt(family, denoiser)
 
 
-def model_sizes(family: str, config: Any, full: bool) -> Any:
+def sizes_of_model(family: str, config: Any, full: bool) -> Any:
     """Return the sizes of a family's random networks, tiny or `full`, for the model that a config names."""
     module = random_module(family)
     if choose := getattr(module, "model_sizes", None):

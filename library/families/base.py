@@ -65,6 +65,7 @@ class ModelComponents:
             self.vae = deferred.read()
 
     def read_all(self) -> Self:
+        """Read all networks whose reading was deferred."""
         self.read_denoiser()
         self.read_vae()
         self.read_encoders()

@@ -78,7 +78,7 @@ def model_stats(config: RunConfig) -> ModelStats:
 def published(config: RunConfig) -> ModelStats:
     """Return the statistics of a config's published model, counted in networks without memory. Takes seconds."""
     family = families.family_for(config)
-    networks = _without_memory(family.name, families.model_sizes(family.name, config, full=True))
+    networks = _without_memory(family.name, families.sizes_of_model(family.name, config, full=True))
     families.adopt_denoiser(family, networks["denoiser"])
     shapes = {part: {n: tuple(p.shape) for n, p in net.named_parameters()} for part, net in networks.items()}
     return count_tensors(family, shapes, counted=False)

@@ -97,7 +97,7 @@ def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
 
     yield from files.problems(config, look)
     if "denoiser" in shapes:
-        yield from files.mismatched(shapes, widths(shapes["denoiser"], files.parts))
+        yield from files.mismatched(shapes, flux_widths(shapes["denoiser"], files.parts))
 
 
 def other_variant_problem(path: Path, entries: Entries, model_type: str) -> Problem | None:
@@ -170,7 +170,7 @@ def unusual(path: Path, shapes: Shapes) -> Message | None:
     return None
 
 
-def widths(denoiser: Shapes, parts: Mapping[str, Part]) -> dict[str, tuple[str, int]]:
+def flux_widths(denoiser: Shapes, parts: Mapping[str, Part]) -> dict[str, tuple[str, int]]:
     """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
     model = FLUX_DENOISER.bfl_shapes(denoiser)
     clip_l = (

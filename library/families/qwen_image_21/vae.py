@@ -17,7 +17,7 @@ from library.families.qwen_image_21.facts import QWEN_21_VAE, recognise_qwen_21_
 from library.families.qwen_image_21.vae_names import plain_qwen_21_vae_names, plain_qwen_21_vae_shape
 from library.families.shared import random_networks, vae_memory, weights
 from library.families.shared.part_files import complete
-from library.families.shared.qwen_vae import ImageVAE, statistics
+from library.families.shared.qwen_vae import ImageVAE, latent_statistics
 from library.families.shared.vae_tiles import Activations, Reach, in_tiles
 from library.families.shared.weights import assign
 from library.imports import without_optional
@@ -100,12 +100,12 @@ def qwen_21_latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
         means = vae_memory.encode(vae, pixels.to(vae.device, vae.dtype))
-    mean, std = statistics(vae, means.device)
+    mean, std = latent_statistics(vae, means.device)
     return pixel_shuffle((pixel_unshuffle(means.float(), 2) - mean) / std, 2)
 
 
 def denormalise_qwen_21(vae: Any, latents: Tensor) -> Tensor:
-    mean, std = statistics(vae, latents.device)
+    mean, std = latent_statistics(vae, latents.device)
     return pixel_shuffle(pixel_unshuffle(latents, 2) * std + mean, 2)
 
 

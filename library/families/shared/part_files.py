@@ -230,6 +230,7 @@ class PartFiles:
 
 
 def lora_in_place_of(part: str, path: Path, definition: Part) -> Message:
+    """Return the message for a LoRA file that was given as a part."""
     template = "{path} is a LoRA file, not a model; expected {what}"
     if part == "denoiser":
         template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"

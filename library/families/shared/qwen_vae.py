@@ -47,16 +47,16 @@ def latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
         means = vae_memory.encode(vae, pixels.to(vae.device, vae.dtype)).float()
-        mean, std = statistics(vae, means.device)
+        mean, std = latent_statistics(vae, means.device)
         return (means - mean) / std
 
 
 def denormalise_qwen(vae: Any, latents: Tensor) -> Tensor:
-    mean, std = statistics(vae, latents.device)
+    mean, std = latent_statistics(vae, latents.device)
     return latents * std + mean
 
 
-def statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+def latent_statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of each channel of the encoder's output [C, 1, 1], as diffusers has them."""
     config = vae.network.config
     mean, std = (torch.tensor(values, device=device) for values in (config.latents_mean, config.latents_std))
