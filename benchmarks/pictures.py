@@ -224,7 +224,7 @@ def prepare_theirs(
     script = families.lora_script(family_name)
     subject = subjects.FamilySubject(script, {"mixed_precision": "bf16"}, "tiny" if tiny else "full")
     module = families.random_module(family_name)
-    sizes = module.model_sizes(subject.config({}), not tiny)
+    sizes = families.sizes_of_model(family_name, subject.config({}), not tiny)
     denoiser = build_on_meta(lambda: their_denoiser(family_name, sizes, subject))
     denoiser = random_weights.fill_randomly(denoiser, device, torch.bfloat16).requires_grad_(False)
     pipe = their_pipeline(family_name, denoiser, subject.vae(device, torch.bfloat16))

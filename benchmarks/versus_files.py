@@ -186,11 +186,11 @@ def model_file(inputs: Path, family: str, part: str) -> Path:
 def make_model(inputs: Path, family: str, tiny: bool) -> None:
     """The files of a family's model, under the names that the TOML has, its tokenizers, and caches in musubi-tuner's
     format where the family has such."""
-    from library.families import owner, random_module
+    from library.families import owner, random_module, sizes_of_model
 
     module, place = random_module(owner(family)), inputs / "models" / f"{family}-written"
     if family != owner(family):
-        sizes = module.model_sizes(find_subject(family).config, not tiny)
+        sizes = sizes_of_model(owner(family), find_subject(family).config, not tiny)
     else:
         sizes = replace(module.TINY, **TINY_DEPTHS.get(family, {})) if tiny else module.FULL
     if cached := has_musubi_caches(family):

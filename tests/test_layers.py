@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "library.families.shared": (*BOTTOM, *PROTOCOL, "library.families.recognition"),
     "library.families.shared.network_args": BOTTOM,
     "library.families.shared.sampler": (*PROTOCOL, "library.families.shared", "library.objectives"),
-    "library.families.shared.transformer_family": (*PROTOCOL, "library.objectives"),
+    "library.families.shared.transformer_family": (*PROTOCOL, "library.families.shared.sampler", "library.objectives"),
     "library.families.shared.unet_family": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.objectives"),
     "library.families.shared.unet_sampler": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.objectives"),
     "library.families.shared.unet_network_args": (*BOTTOM, "library.families.shared.network_args"),

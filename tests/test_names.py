@@ -22,7 +22,6 @@ SHARED_BY_DESIGN = {
     # `families.random_module(name)` returns a family's random.py, whose functions are called by these names.
     "make_networks": "a family's random.py",
     "write_random_model": "a family's random.py",
-    "model_sizes": "a family's random.py",
     "adopt_denoiser": "a family's random.py",
     "input_shapes": "a family's random.py",
     # `library.demo` loads a family's demo.py by the name in its facts.

@@ -187,7 +187,7 @@ def test_the_file_of_one_block_has_every_other_weight_of_the_full_model():
     assert "krea_2" in cached
     for family in cached:
         module, config = random_module(families.owner(family)), versus_files.find_subject(family).config
-        sizes = module.model_sizes(config, True)
+        sizes = families.sizes_of_model(families.owner(family), config, True)
         whole, small = (
             {name: tuple(tensor.shape) for name, tensor in module.make_networks(of).denoiser().state_dict().items()}
             for of in (sizes, versus_files.with_one_block(family, sizes))

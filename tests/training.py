@@ -304,7 +304,7 @@ def short_captions() -> Any:
     from library.families.flux_2 import text_encoder
     from library.families.flux_2.family import Flux2Family
 
-    lengths = dict.fromkeys(Flux2Family.text_lengths, SHORT)
+    lengths = {"ctx_vec": SHORT}
     with mock.patch.object(text_encoder, "LENGTH", SHORT), mock.patch.object(Flux2Family, "text_lengths", lengths):
         yield
 

@@ -86,7 +86,7 @@ class FamilySubject:
         small = getattr(self._module, "TINY_OPTIONS", {}) if size == "tiny" else {}
         self.values = {**usual(script), **small, **values} if size else dict(values)
         self.batch = int(self.config({}).data.train_batch_size)
-        sizes = self._module.model_sizes(self.config({}), size == "full")
+        sizes = families.sizes_of_model(self.name, self.config({}), size == "full")
         self.random = self._module.make_networks(sizes) if size else None
         self.title = f"{families.facts_of(self.name).title}, {size} size" if size else self.kind.title
         source = "random weights" if size else str(self.values.get("pretrained_model_name_or_path"))
@@ -151,7 +151,7 @@ class FamilySubject:
         return self._module.input_shapes(trainable.family, trainable.components.denoiser).texts(self.batch, device)
 
     def encoders(self) -> Mapping[str, Callable[[torch.device, torch.dtype], Callable[[], Any]]]:
-        names = self._module.make_networks(self._module.model_sizes(self.config({}), full=False)).encoders
+        names = self._module.make_networks(families.sizes_of_model(self.name, self.config({}), full=False)).encoders
         return {name: lambda device, dtype, name=name: self._encoder(name, device, dtype) for name in names}
 
     def _encoder(self, name: str, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:

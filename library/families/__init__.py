@@ -103,3 +103,11 @@ def adopt_denoiser(family: "Family", denoiser: Any) -> None:
     """Give a family the facts of a denoiser without a file that it otherwise reads from the header of the file."""
     if adopt := getattr(random_module(family.name), "adopt_denoiser", None):
         adopt(family, denoiser)
+
+
+def sizes_of_model(family: str, config: Any, full: bool) -> Any:
+    """Return the sizes of a family's random networks, tiny or `full`, for the model that a config names."""
+    module = random_module(family)
+    if choose := getattr(module, "model_sizes", None):
+        return choose(config, full)
+    return module.FULL if full else module.TINY

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from library.compiler.block_inputs import BlockInputs
 from library.objectives.base import NoisedBatch
@@ -63,6 +63,13 @@ class ModelComponents:
     def read_vae(self) -> None:
         if deferred := self.deferred.pop("vae", None):
             self.vae = deferred.read()
+
+    def read_all(self) -> Self:
+        """Read all networks whose reading was deferred."""
+        self.read_denoiser()
+        self.read_vae()
+        self.read_encoders()
+        return self
 
     def read_encoders(self) -> None:
         """Read the text encoders, if that was deferred."""

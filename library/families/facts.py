@@ -28,10 +28,6 @@ def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> st
     return ""
 
 
-def recognise_nothing(_shapes: Shapes) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class AdapterModule:
     """A kind of adapter that only one family has: one value of network_module."""
@@ -140,7 +136,7 @@ class FamilyFacts:
     # The same of variants: description by `recognise` -> both.
     relatives: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     implementation: str  # modelspec.implementation
-    has_prediction_type: bool  # whether its models differ in their prediction type
+    has_prediction_type: bool = False  # whether its models differ in their prediction type
 
     adapter_modules: Mapping[str, AdapterModule]  # by network_module; the first is the default
     blocks: tuple[BlockGroup, ...] = ()
@@ -148,16 +144,16 @@ class FamilyFacts:
     # Variants in the demo, with their titles; VARIANTS of the random module has their sizes.
     demo_variants: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
-    trained_in_compute_dtype: bool  # also in a full fine-tune: float32 master weights would be too large
+    trained_in_compute_dtype: bool = True  # also in a full fine-tune: float32 master weights would be too large
     exceeds_fp16: bool = False  # activations of its published models overflow fp16
-    saves_all_parts: bool  # a fine-tune's file includes text encoders and VAE
+    saves_all_parts: bool = False  # a fine-tune's file includes text encoders and VAE
     most_blocks_swapped: int
     text_tokens: int  # text tokens in the denoiser's blocks, in addition to image tokens
     graphs: Mapping[str, int]  # forward graphs that its blocks need, by class: one for each shape of a block
     compile_seconds: float  # of compiling them, as measured on an H200
     decoder_memory: float = 1.5  # GiB that the VAE needs in 16 bits to decode 1024 x 1024 pixels, besides its weights
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
-    recognise_part: Callable[[Shapes], str] = recognise_nothing  # `recognise` for its VAE and text encoders
+    recognise_part: Callable[[Shapes], str] = lambda _shapes: ""  # `recognise` for its VAE and text encoders
     has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply
     # Fields of a sample prompt for input images -> other options -> the values that they require.
     prompt_images: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=lambda: MappingProxyType({}))

@@ -8,19 +8,24 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import open_outside, parse_json
-from library.config.problems import ConfigError, Message, Problem, join_messages, option_name
+from library.config.problems import ConfigError, Message, Problem, option_name
 from library.config.reading import resolution
-from library.importers.builder import ImportBuilder, family_of_script, is_empty, is_on, script_of_family, to_number
+from library.importers.builder import (
+    ImportBuilder,
+    describe,
+    family_of_script,
+    is_empty,
+    is_on,
+    script_of_family,
+    to_number,
+)
 from library.importers.shared import (
     ONLY,
-    describe,
     equal,
     equivalent_optimizer,
-    ignore_rest,
     load_tables,
     optimizer_args,
     say_nearest,
-    set_by,
     tables_of_list,
 )
 
@@ -84,8 +89,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         part(builder)
     _import_stored_kind(builder, version)
     if builder.adapters and not any(name.startswith(ENCODER_PREFIXES) for name in settings):
-        set_by(
-            builder,
+        builder.set_by(
             "network_train_unet_only",
             "the file has no adapters of text encoders: network_train_unet_only",
             {"network_train_unet_only": True},
@@ -98,7 +102,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
             builder.empty(key)
         else:
             builder.rename(key, METADATA_TABLES["renamed"].get(option, option))
-    ignore_rest(builder, METADATA_TABLES["ignored"])
+    builder.ignore_rest(METADATA_TABLES["ignored"])
     return builder
 
 
@@ -141,12 +145,10 @@ def _import_stored_kind(builder: ImportBuilder, version: str) -> None:
         values["model_version"] = name if name == "dev" else name.replace("klein-", "klein-base-")
     elif builder.family == "qwen_image" and "edit" in version:
         values["model_version"] = _edit_version(str(builder.get("modelspec.architecture") or ""))
-    chosen = join_messages([builder.script, *([describe(values)] if values else [])])
-    set_by(builder, "ss_base_model_version", Message("chooses the script: {script}", script=chosen), values)
+    builder.chooses_script("ss_base_model_version", values)
     builder.explain("is part of ss_base_model_version", "modelspec.architecture")
     if builder.values.get("model_type") == "chroma":
-        builder.values |= {"apply_t5_attn_mask": True, "guidance_scale": 0.0}
-        builder.keys |= dict.fromkeys(("apply_t5_attn_mask", "guidance_scale"), "ss_base_model_version")
+        builder.put("ss_base_model_version", {"apply_t5_attn_mask": True, "guidance_scale": 0.0})
 
 
 def _edit_version(architecture: str) -> str:

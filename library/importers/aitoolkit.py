@@ -3,22 +3,18 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, Problem, join_messages, option_names
+from library.config.problems import ConfigError, Message, Problem, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
-from library.importers.builder import ImportBuilder, is_on, script_of_family
+from library.importers.builder import ImportBuilder, describe, is_on, script_of_family
 from library.importers.shared import (
     BLOCK_COUNTS,
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
-    chooses_edit,
     chooses_version,
-    describe,
     equal,
     flatten_tables,
-    ignore_rest,
     import_assistant,
-    import_keys,
     load_tables,
     other_model_error,
     own_name,
@@ -66,8 +62,8 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
             defaults.pop(other, None)
     nulls = {key: value for key, value in defaults.items() if flat.get(key) is None}
     builder = ImportBuilder({**flat, **nulls}, script, TRAINER, absent=frozenset(nulls.keys() - flat.keys()))
-    import_keys(builder, AITOOLKIT_TABLES["renamed"])
-    import_keys(builder, {key: option for key, option in AITOOLKIT_TABLES["numbers"].items() if builder.number(key)})
+    builder.import_keys(AITOOLKIT_TABLES["renamed"])
+    builder.import_keys({key: option for key, option in AITOOLKIT_TABLES["numbers"].items() if builder.number(key)})
     for part in (
         _import_aitoolkit_model,
         _import_aitoolkit_output,
@@ -78,7 +74,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     if len(inner["process"]) > 1:
         builder.notes.append(Message("only the first of {count} processes is read", count=len(inner["process"])))
     _report_other_losses(builder)
-    ignore_rest(builder, AITOOLKIT_TABLES["ignored"])
+    builder.ignore_rest(AITOOLKIT_TABLES["ignored"])
     if "chroma" in _identifying_strings(flat) and builder.family == "flux":
         chooses_chroma(builder, "model.arch" if builder.get("model.arch") else "model.is_flux")
     return builder
@@ -158,12 +154,10 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     words = f"{str(builder.get('model.arch')).casefold()} {own_name(builder.get('model.name_or_path'))}"
     kind = next((kind for word, kind in AITOOLKIT_TABLES["model_types"].items() if word in words), "")
     relative = {"model_type": kind} if kind and builder.family == "flux" else {}
-    chosen = join_messages([builder.script, *([describe(relative)] if relative else [])])
     for key in ("model.is_flux", "model.is_xl", "model.arch"):
         if builder.get(key):
-            builder.change(key, Message("chooses the script: {script}", script=chosen), relative)
+            builder.chooses_script(key, relative)
     chooses_version(builder, "model.arch", words)
-    chooses_edit(builder, "model.arch", words)
     quantized = is_on(builder.get("model.quantize"))
     if quantized and builder.adapters:
         kind = str(builder.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
@@ -209,21 +203,15 @@ def _import_aitoolkit_output(builder: ImportBuilder) -> None:
     builder.rename("save.dtype", "save_precision", precision(builder.get("save.dtype"), "float"))
     kept_saves, interval = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
     if kept_saves and interval:
-        steps = int(kept_saves * interval)
-        builder.change(
-            "save.max_step_saves_to_keep", describe({"save_last_n_steps": steps}), {"save_last_n_steps": steps}
-        )
+        values = {"save_last_n_steps": int(kept_saves * interval)}
+        builder.change("save.max_step_saves_to_keep", describe(values), values)
     if str(builder.get("save.save_format")) == "diffusers" and builder.is_unet and not builder.adapters:
         builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")
     if is_on(builder.get("save.push_to_hub")) and builder.get("save.hf_repo_id"):
         builder.change("save.push_to_hub", "huggingface_repo_id says so")
         builder.rename("save.hf_repo_id", "huggingface_repo_id")
-        visibility = "private" if is_on(builder.get("save.hf_private")) else "public"
-        builder.change(
-            "save.hf_private",
-            describe({"huggingface_repo_visibility": visibility}),
-            {"huggingface_repo_visibility": visibility},
-        )
+        values = {"huggingface_repo_visibility": "private" if is_on(builder.get("save.hf_private")) else "public"}
+        builder.change("save.hf_private", describe(values), values)
     if is_on(builder.get("logging.use_wandb")):
         builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
-        import_keys(builder, {"logging.project_name": "log_tracker_name"})
+        builder.import_keys({"logging.project_name": "log_tracker_name"})

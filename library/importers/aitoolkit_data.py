@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.sections.captions import VARIED
-from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import NOT_HERE, ImportBuilder, describe, is_empty, is_on, to_number
 from library.importers.shared import (
     ENCODED_ONCE,
     dataset_toml,
-    describe,
     describe_datasets,
     describe_prompts,
     guidance,
@@ -51,13 +50,8 @@ def _with_folders(value: JsonValue, notes: list[MessageLike]) -> list[JsonMappin
     listed = tables_of_list(value, "datasets", notes)
     for number, table in enumerate(listed, 1):
         if is_empty(table.get("folder_path") or table.get("dataset_path")):
-            notes.append(
-                Message(
-                    "data set {name} is left out: {reason}",
-                    name=number,
-                    reason=Message("it names no folder ({key})", key="folder_path"),
-                )
-            )
+            reason = Message("it names no folder ({key})", key="folder_path")
+            notes.append(Message("data set {name} is left out: {reason}", name=number, reason=reason))
     return [table for table in listed if not is_empty(table.get("folder_path") or table.get("dataset_path"))]
 
 

@@ -2,10 +2,9 @@
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message, counted, join_messages, option_name
-from library.importers.builder import ImportBuilder, is_on, to_number
+from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
-    describe,
     equal,
     equivalent_optimizer,
     load_tables,
@@ -117,7 +116,7 @@ def _import_aitoolkit_optimizer(builder: ImportBuilder) -> None:
     elif word in ("adam", "adamw", "adamw8bit", "prodigy", "dadaptadam", "dadaptlion") or "Adam8bit" in name:
         settings = {"eps": 1e-6} | settings
     if arguments := optimizer_args(settings):
-        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "train.optimizer"
+        builder.put("train.optimizer", {"optimizer_args": arguments})
     for key in optimizer_keys.keys() - builder.outcomes.keys():
         builder.change(key, "becomes one of optimizer_args")
     rate = builder.number("train.lr")

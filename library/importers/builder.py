@@ -1,14 +1,23 @@
 """Build a config from a file of another trainer, with a report that covers each of its settings."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from library.config.building import build_config, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, option_values, together
+from library.config.problems import (
+    ConfigError,
+    Message,
+    MessageLike,
+    Problem,
+    join_messages,
+    option_name,
+    option_values,
+    together,
+)
 from library.config.run_config import INEFFECTIVE_EVERYWHERE, RunConfig
 from library.config.schema import options_of
 from library.config.values import Option, closest, did_you_mean, parse_finite
@@ -81,6 +90,14 @@ class ImportBuilder:
     def change(self, key: str, text: MessageLike, values: JsonMapping | None = None) -> None:
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
+    def choice_of_script(self, values: JsonMapping | None = None) -> Message:
+        """Return the text of a key that chooses the script, and these options with it."""
+        chosen = join_messages([self.script, *([describe(values)] if values else [])])
+        return Message("chooses the script: {script}", script=chosen)
+
+    def chooses_script(self, key: str, values: JsonMapping | None = None) -> None:
+        self.set_by(key, self.choice_of_script(values), values or {})
+
     def explain(self, text: MessageLike, *keys: str) -> None:
         """Record that another key's values cover these keys; those not in `source` are skipped."""
         for key in keys:
@@ -107,10 +124,51 @@ class ImportBuilder:
     def given(self, key: str) -> bool:
         return key in self.source and key not in self.absent
 
-    def _set(self, key: str, outcome: KeyOutcome, values: JsonMapping) -> None:
-        self.outcomes[key] = outcome
+    def put(self, key: str, values: JsonMapping) -> None:
+        """Set options that a key decides; it gets no outcome by this."""
         for option, value in values.items():
             self.values[option], self.keys[option] = value, key
+
+    def set_by(self, key: str, text: MessageLike, values: JsonMapping) -> None:
+        """Set options that follow from the trainer itself, or from a key that is not in the file."""
+        if key in self.source:
+            self.change(key, text, values)
+        else:
+            self.put(key, values)
+            self.outcomes.setdefault(key, KeyOutcome(key, "changed", text))
+
+    def freeze_encoders(self) -> None:
+        text = "no text encoder learns: network_train_unet_only"
+        self.set_by("network_train_unet_only", text, {"network_train_unet_only": True})
+
+    def import_keys(self, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value) -> None:
+        """Import keys that are options of the same or another name."""
+        for key, option in names.items():
+            if (value := self.get(key)) is not None:
+                if key == option:
+                    self.keep(key, read(value))
+                else:
+                    self.rename(key, option, read(value))
+
+    def keep_rest(self, ignored: Mapping[str, str]) -> None:
+        """Keep all remaining keys but the ignored ones, with their reasons, and those that set nothing."""
+        for key in self.left():
+            if key in ignored:
+                self.ignore(key, ignored[key])
+            elif is_empty(self.source[key]):
+                self.empty(key)
+            else:
+                self.keep(key)
+
+    def ignore_rest(self, reasons: Mapping[str, str]) -> None:
+        """Ignore all remaining keys; reasons by key, or by a prefix of keys that ends with a dot."""
+        for key in self.left():
+            starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
+            self.ignore(key, reasons.get(key) or next(starts, NOT_HERE))
+
+    def _set(self, key: str, outcome: KeyOutcome, values: JsonMapping) -> None:
+        self.outcomes[key] = outcome
+        self.put(key, values)
 
 
 def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
@@ -294,6 +352,16 @@ def _why_unknown(config: type[RunConfig], name: str, configs: Configs) -> Messag
     if having and all(other.family != config.family for other in having):
         return Message("it is for {title}", title=having[0].title.split()[0])
     return Message("it is for {title} only", title=having[0].title) if having else NOT_HERE
+
+
+def describe(values: JsonMapping) -> Message:
+    return option_values({name: _value_text(value) for name, value in values.items()})
+
+
+def _value_text(value: JsonValue) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_value_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_empty(value: Any) -> bool:

@@ -3,26 +3,21 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, join_messages, option_name, option_names
+from library.config.problems import ConfigError, Message, option_name, option_names
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
-from library.importers.builder import ImportBuilder, is_on
+from library.importers.builder import ImportBuilder, describe, is_on
 from library.importers.shared import (
     BLOCK_COUNTS,
     NO_MODEL,
     PART_OPTIONS,
     chooses_chroma,
-    chooses_edit,
     chooses_version,
-    describe,
     equal,
     flatten_tables,
-    ignore_rest,
-    import_keys,
     load_tables,
     other_model_error,
     own_name,
     precision,
-    set_by,
     tables_of_list,
     texts_of_list,
 )
@@ -46,14 +41,14 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     data = settings.get("dataset")
     flat = flatten_tables({**settings, "dataset": "" if isinstance(data, Mapping) else data})
     builder = ImportBuilder(flat, script or _pipe_script(settings), TRAINER)
-    import_keys(builder, PIPE_TABLES["renamed"])
+    builder.import_keys(PIPE_TABLES["renamed"])
     for part in (_import_pipe_model, _import_pipe_precision, _import_pipe_memory, _import_pipe_caches):
         part(builder)
     _import_text_adapter(builder)
     for part in diffusion_pipe_learning.LEARNING_IMPORTS:
         part(builder)
     diffusion_pipe_data.read_data_file(builder, data)
-    ignore_rest(builder, PIPE_TABLES["ignored"])
+    builder.ignore_rest(PIPE_TABLES["ignored"])
     if flat.get("model.type") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model.type")
     return builder
@@ -75,10 +70,8 @@ def _import_pipe_model(builder: ImportBuilder) -> None:
     model_keys = [key for key in TRANSFORMERS if builder.get(key)]
     words = " ".join(own_name(builder.get(key)) for key in model_keys)
     kind = {"model_type": "kontext"} if "kontext" in words and builder.family == "flux" else {}
-    chosen = join_messages([builder.script, *([describe(kind)] if kind else [])])
-    builder.change("model.type", Message("chooses the script: {script}", script=chosen), kind)
+    builder.chooses_script("model.type", kind)
     chooses_version(builder, "model.type", words)
-    chooses_edit(builder, "model.type", words)
     if model_keys:
         builder.rename(model_keys[0], "pretrained_model_name_or_path")
     _import_pipe_parts(builder)
@@ -125,7 +118,7 @@ def _import_pipe_precision(builder: ImportBuilder) -> None:
     values: JsonObject = {"mixed_precision": half}
     if not builder.adapters and half != "no":
         values[f"full_{half}"] = True
-    set_by(builder, "model.dtype", describe(values), values)
+    builder.set_by("model.dtype", describe(values), values)
     if builder.get("save_dtype"):
         builder.rename("save_dtype", "save_precision", precision(builder.get("save_dtype"), "float"))
     for key in ("model.transformer_dtype", "model.diffusion_model_dtype"):
@@ -150,17 +143,13 @@ def _import_text_adapter(builder: ImportBuilder) -> None:
         builder.change(key, "adapters leave the text adapter out, unless network_args say train_llm_adapter=True")
     else:
         arguments = ["train_llm_adapter=True"]
-        set_by(builder, key, "network_args train_llm_adapter=True", {"network_args": arguments})
+        builder.set_by(key, "network_args train_llm_adapter=True", {"network_args": arguments})
 
 
 def _import_pipe_memory(builder: ImportBuilder) -> None:
     if (count := builder.number("blocks_to_swap")) and builder.family in BLOCK_COUNTS:
-        most = BLOCK_COUNTS[builder.family][1]
-        builder.change(
-            "blocks_to_swap",
-            describe({"blocks_to_swap": min(int(count), most)}),
-            {"blocks_to_swap": min(int(count), most)},
-        )
+        values = {"blocks_to_swap": min(int(count), BLOCK_COUNTS[builder.family][1])}
+        builder.change("blocks_to_swap", describe(values), values)
     key = "activation_checkpointing"
     if str(builder.get(key)) == "unsloth":
         values = {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}
@@ -182,21 +171,16 @@ def _import_pipe_caches(builder: ImportBuilder) -> None:
     trained.
     """
     values: JsonObject = {"cache_latents": True, "cache_latents_to_disk": True}
-    set_by(builder, "cache_latents", describe(values), values)
+    builder.set_by("cache_latents", describe(values), values)
     if builder.family == "sdxl":
         if not builder.adapters:
-            set_by(builder, "train_text_encoder", describe({"train_text_encoder": True}), {"train_text_encoder": True})
+            builder.set_by("train_text_encoder", describe({"train_text_encoder": True}), {"train_text_encoder": True})
         return
     if builder.adapters:
-        set_by(
-            builder,
-            "network_train_unet_only",
-            "no text encoder learns: network_train_unet_only",
-            {"network_train_unet_only": True},
-        )
+        builder.freeze_encoders()
     key = "model.cache_text_embeddings"
     if key not in builder.source or is_on(builder.source[key]):
         cached = {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-        set_by(builder, key, describe(cached), cached)
+        builder.set_by(key, describe(cached), cached)
     else:
         builder.change(key, describe({"cache_text_encoder_outputs": False}))

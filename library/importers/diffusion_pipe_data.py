@@ -7,7 +7,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, counted, option_name
 from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
-from library.importers.shared import PREPARED, dataset_toml, describe_datasets, load_tables, tables_of_list
+from library.importers.shared import NO_IMAGES, PREPARED, dataset_toml, describe_datasets, load_tables, tables_of_list
 
 DATASET_TABLES = load_tables("diffusion_pipe")["datasets"]
 BUCKET_MULTIPLE = 32  # of buckets
@@ -34,9 +34,7 @@ def read_data_file(builder: ImportBuilder, data: Any) -> None:
             settings["cached_caption_variants"] = count
         builder.change(key, describe_datasets(text), settings)
     elif builder.get(key):
-        builder.ignore(
-            key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
-        )
+        builder.ignore(key, NO_IMAGES)
 
 
 def _pipe_run_options(data: JsonMapping) -> JsonObject:

@@ -2,17 +2,15 @@
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, describe, is_empty, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
     SIZE_SHIFTS,
-    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     say_nearest,
-    set_by,
     simplify_name,
 )
 
@@ -42,7 +40,7 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
         values = {"network_args": [ALL_LAYERS_OF_KREA_2[0]]} if builder.family == "krea_2" else {}
         builder.change("adapter.type", "LoRA" if kind == "lora" else say_nearest(kind, "LoRA"), values)
     text = Message("{trainer} has alpha = rank", trainer=TRAINER_NAME)
-    set_by(builder, "adapter.alpha", text, {"network_alpha": rank})
+    builder.set_by("adapter.alpha", text, {"network_alpha": rank})
 
 
 def _import_pipe_optimizer(builder: ImportBuilder) -> None:
@@ -71,7 +69,7 @@ def _import_pipe_optimizer(builder: ImportBuilder) -> None:
         shared = ("weight_decay", "betas", "eps")  # arguments that the nearest optimizer has, too
         arguments_left = {key: value for key, value in arguments_left.items() if key in shared}
     if arguments := optimizer_args(arguments_left):
-        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.type"
+        builder.put("optimizer.type", {"optimizer_args": arguments})
     builder.explain("becomes one of optimizer_args", *(f"optimizer.{key}" for key in arguments_left))
     for key in settings.keys() - arguments_left.keys():
         if f"optimizer.{key}" in builder.left():
@@ -97,7 +95,7 @@ def _import_pipe_rates(builder: ImportBuilder) -> None:
         builder.values["text_encoder_lr"], builder.keys["text_encoder_lr"] = rates, keys[first is None]
     else:
         for number, (key, rate) in enumerate(zip(keys, rates, strict=True), 1):
-            set_by(builder, key, f"learning_rate_te{number} = {rate:g}", {f"learning_rate_te{number}": rate})
+            builder.set_by(key, f"learning_rate_te{number} = {rate:g}", {f"learning_rate_te{number}": rate})
 
 
 def _import_pipe_schedule(builder: ImportBuilder) -> None:
@@ -114,7 +112,7 @@ def _import_pipe_schedule(builder: ImportBuilder) -> None:
     rate = builder.number("optimizer.lr")
     if name == "cosine" and rate and rate > 1e-6:
         values = {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": float(f"{1e-6 / rate:.4g}")}
-    set_by(builder, "lr_scheduler", describe(values), values)
+    builder.set_by("lr_scheduler", describe(values), values)
     if warmup:
         builder.rename("warmup_steps", "lr_warmup_steps", warmup)
     builder.empty("warmup_steps")
@@ -173,7 +171,7 @@ def _import_pipe_timesteps(builder: ImportBuilder) -> None:
         scale = builder.number("model.guidance")
         values["guidance_scale"] = 1.0 if scale is None else scale
     text = describe(values)
-    set_by(builder, keys[0], text if is_same else say_nearest(method, text), values)
+    builder.set_by(keys[0], text if is_same else say_nearest(method, text), values)
     builder.explain("is part of how timesteps are drawn", *keys[1:], "model.guidance")
     for key in keys[1:]:
         if is_empty(builder.source.get(key)) or builder.source.get(key) is False:

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from library.config.dataset import SubsetConfig
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import Message, counted
-from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on
+from library.importers.builder import NOT_HERE, ImportBuilder, describe, is_empty, is_on
 from library.importers.shared import (
     PREPARED,
     dataset_toml,
-    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     other_model_error,
     say_nearest,
-    set_by,
     tables_of_list,
 )
 
@@ -45,19 +43,12 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     script = script or _easy_script(settings, flat, is_word=mode not in ("lora", "none"))
     source = {**general, **flat, **{key: settings[key] for key in ("subsets", "train_mode") if key in settings}}
     builder = ImportBuilder(source, script, TRAINER, keeps_ineffective=True)
-    builder.explain(Message("chooses the script: {script}", script=script), "sdxl", "v2", "train_mode")
+    builder.explain(builder.choice_of_script(), "sdxl", "v2", "train_mode")
     _import_placeholder_names(builder)
     _import_easy_network(builder)
     _import_easy_optimizer(builder)
     _import_easy_images(builder, general, tables_of_list(settings.get("subsets"), "subsets", builder.notes))
-    for key in builder.left():
-        value = source[key]
-        if key in EASY_TABLES["ignored"]:
-            builder.ignore(key, EASY_TABLES["ignored"][key])
-        elif is_empty(value):
-            builder.empty(key)
-        else:
-            builder.keep(key, _fill_placeholder(builder, value))
+    builder.keep_rest(EASY_TABLES["ignored"])
     return builder
 
 
@@ -117,7 +108,7 @@ def _import_easy_network(builder: ImportBuilder) -> None:
     builder.explain(describe({"network_module": module}), "lora_fa")
     values: JsonObject = {"network_module": module} | ({"network_args": arguments} if arguments else {})
     texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
-    set_by(builder, "network_args", describe(texts), values)
+    builder.set_by("network_args", describe(texts), values)
 
 
 def _import_easy_optimizer(builder: ImportBuilder) -> None:

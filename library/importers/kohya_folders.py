@@ -3,8 +3,8 @@
 import re
 
 from library.config.problems import Message, option_values
-from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import dataset_toml, describe, describe_datasets, set_by
+from library.importers.builder import ImportBuilder, describe, is_on
+from library.importers.shared import dataset_toml, describe_datasets
 
 # Keys of the metadata files -> their usual names: of captions, and of latents, which are made from those.
 METADATA_FILES = {"caption_metadata_filename": "meta_cap.json", "latent_metadata_filename": "meta_lat.json"}
@@ -17,7 +17,7 @@ def read_folders(builder: ImportBuilder, tab: str) -> None:
     """Import the folders and files of a fine-tune."""
     if tab != "finetune":
         return
-    set_by(builder, "enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
+    builder.set_by("enable_bucket", "on, as in every fine-tune of kohya_ss", {"enable_bucket": True})
     _import_metadata(builder)
     folder = str(builder.get("image_folder") or "")
     name = re.split(r"[/\\]", folder.rstrip("/\\"))[-1]

@@ -3,8 +3,7 @@
 import math
 
 from library.config.problems import Message, option_name, option_values
-from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import describe
+from library.importers.builder import ImportBuilder, describe, is_on
 
 ENCODER_END, OLD_ENCODER_END = "stop_text_encoder_training", "stop_text_encoder_training_pct"
 

@@ -138,7 +138,7 @@ def _import_kohya_switches(builder: ImportBuilder, tab: str) -> None:
     for key in SWITCHES.keys() & builder.source.keys():
         is_chosen = is_on(builder.get(key)) and SWITCHES[key] == builder.family
         if is_chosen:
-            builder.change(key, Message("chooses the script: {script}", script=builder.script))
+            builder.chooses_script(key)
         elif is_on(builder.get(key)):
             builder.ignore(key, Message("the script is {script}", script=builder.script))
         else:

@@ -7,16 +7,8 @@ from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Message, option_name
-from library.importers.builder import ImportBuilder, is_empty, is_on
-from library.importers.shared import (
-    NO_MODEL,
-    describe,
-    describe_prompts,
-    equal,
-    load_tables,
-    other_model_error,
-    set_by,
-)
+from library.importers.builder import ImportBuilder, describe, is_empty, is_on
+from library.importers.shared import NO_MODEL, describe_prompts, equal, load_tables, other_model_error
 
 TRAINER = "lora-scripts"
 APPLIES_EXIF = False  # as sd-scripts
@@ -47,19 +39,12 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     flat = {**schema.flatten_sections(settings), **_parse_typed_options(settings.get("ui_custom_params"))}
     builder = ImportBuilder(flat, script or _lora_scripts_script(flat), TRAINER, keeps_ineffective=True)
     key = "model_train_type" if "model_train_type" in flat else "train_type"
-    builder.change(key, Message("chooses the script: {script}", script=builder.script))
+    builder.chooses_script(key)
     for part in (_import_scripts_network, _import_scripts_optimizer, _import_scripts_prompts, _import_base_weights):
         part(builder)
     if "ui_custom_params" in flat:
         builder.explain("its lines are options like the others", "ui_custom_params")
-    for name in builder.left():
-        value = flat[name]
-        if name in LORA_SCRIPTS_TABLES["ignored"]:
-            builder.ignore(name, LORA_SCRIPTS_TABLES["ignored"][name])
-        elif is_empty(value):
-            builder.empty(name)
-        else:
-            builder.keep(name)
+    builder.keep_rest(LORA_SCRIPTS_TABLES["ignored"])
     return builder
 
 
@@ -114,7 +99,7 @@ def _import_scripts_network(builder: ImportBuilder) -> None:
     arguments = [*(argument for argument in arguments if argument.partition("=")[0] not in names), *explicit_args]
     builder.explain("becomes one of network_args", "network_args_custom", "network_args")
     if arguments:
-        set_by(builder, "network_args", describe({"network_args": " ".join(arguments)}), {"network_args": arguments})
+        builder.set_by("network_args", describe({"network_args": " ".join(arguments)}), {"network_args": arguments})
 
 
 def _list_or_lines(value: object) -> list[str]:

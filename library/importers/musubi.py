@@ -7,17 +7,14 @@ from typing import Any
 from library.config import schema
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name
-from library.importers.builder import NOT_HERE, ImportBuilder, family_of_script, is_empty, is_on, to_number
+from library.importers.builder import NOT_HERE, ImportBuilder, describe, family_of_script, is_empty, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
     dataset_toml,
-    describe,
     equal,
-    import_keys,
     load_tables,
     other_model_error,
     say_nearest,
-    set_by,
     table_in,
     tables_of_list,
 )
@@ -70,7 +67,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     lora = bool(module or settings.get("network_dim"))
     builder = ImportBuilder(settings, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
     kind = "flux" if family == "flux" else "others"
-    import_keys(builder, MUSUBI_TABLES["renamed"] | MUSUBI_TABLES[f"renamed_{kind}"])
+    builder.import_keys(MUSUBI_TABLES["renamed"] | MUSUBI_TABLES[f"renamed_{kind}"])
     if isinstance(data, Mapping) and is_dataset(data):
         builder.texts["dataset_config"], notes = convert_dataset(data)
         builder.notes += notes
@@ -83,13 +80,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     sampling = _import_musubi_sampling(builder)
     _import_musubi_timesteps(builder, sampling)
     own_keys = MUSUBI_TABLES["own_keys"].get(family, ())
-    for key in builder.left():
-        if key in MUSUBI_TABLES["ignored"] and key not in own_keys:
-            builder.ignore(key, MUSUBI_TABLES["ignored"][key])
-        elif is_empty(settings[key]):
-            builder.empty(key)
-        else:
-            builder.keep(key)
+    builder.keep_rest({key: why for key, why in MUSUBI_TABLES["ignored"].items() if key not in own_keys})
     defaults = (
         MUSUBI_TABLES["defaults"] | MUSUBI_TABLES[f"defaults_{kind}"] | MUSUBI_TABLES.get(f"defaults_{family}", {})
     )
@@ -98,10 +89,10 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     for option, value in defaults.items():
         if option not in settings:
             text = Message("not in the file; {trainer} uses {value}", trainer=TRAINER, value=value)
-            set_by(builder, option, text, {option: value})
+            builder.set_by(option, text, {option: value})
     always = MUSUBI_TABLES["always"] | ({"network_train_unet_only": True} if lora else {})
     text = Message("{trainer} always trains from caches on disk, and no text encoder", trainer=TRAINER)
-    set_by(builder, "cache_latents", text, always)
+    builder.set_by("cache_latents", text, always)
     _apply_musubi_defaults(builder, module)
     return builder
 
@@ -144,8 +135,7 @@ def _import_musubi_sampling(builder: ImportBuilder) -> str:
 def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
     """Apply musubi-tuner's defaults for the model and its trained layers."""
     if builder.family == "flux":  # its only script for FLUX.1 trains Kontext, which has the header of dev
-        set_by(
-            builder,
+        builder.set_by(
             "model_type",
             Message("{trainer} trains {model}", trainer=TRAINER, model="FLUX.1 Kontext"),
             {"model_type": "kontext"},
@@ -154,8 +144,7 @@ def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
         has_patterns = any(argument.startswith("exclude_patterns=") for argument in arguments)
         if module == "networks.lora_flux" and not has_patterns:
             text = Message("{trainer} does not train the modulation of all blocks", trainer=TRAINER)
-            set_by(
-                builder,
+            builder.set_by(
                 "network_args",
                 text,
                 {"network_args": [*arguments, f"exclude_patterns=[{MODULATION_PATTERN!r}]"]},
@@ -163,11 +152,11 @@ def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
     elif module == "networks.lora_qwen_image":
         arguments = [*_network_args_list(builder), "train_modulation=True"]
         text = Message("{trainer} trains the modulation of all blocks as well", trainer=TRAINER)
-        set_by(builder, "network_args", text, {"network_args": arguments})
+        builder.set_by("network_args", text, {"network_args": arguments})
     elif module == "networks.lora_krea2":
         arguments = [*_network_args_list(builder), *ALL_LAYERS_OF_KREA_2]
         text = Message("{trainer} trains the layers outside of blocks as well", trainer=TRAINER)
-        set_by(builder, "network_args", text, {"network_args": arguments})
+        builder.set_by("network_args", text, {"network_args": arguments})
 
 
 def _network_args_list(builder: ImportBuilder) -> list[str]:
@@ -217,7 +206,7 @@ def _import_musubi_lycoris(builder: ImportBuilder, module: str) -> None:
     builder.change("network_module", text, {"network_module": "lycoris.kohya"})
     template = "{names}: not an argument of lycoris.kohya"
     args_text = Message(template, names=", ".join(left_out)) if left_out else "those of lycoris.kohya"
-    set_by(builder, "network_args", args_text, {"network_args": network_args})
+    builder.set_by("network_args", args_text, {"network_args": network_args})
 
 
 # ---- its dataset files

@@ -5,20 +5,17 @@ import re
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_names
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
-from library.importers.builder import ImportBuilder, family_of_script, is_on, script_of_family, to_number
+from library.importers.builder import ImportBuilder, describe, family_of_script, is_on, script_of_family, to_number
 from library.importers.onetrainer_embedding import EMBEDDING, EMBEDDING_IMPORTS, EMBEDDING_SCRIPTS
 from library.importers.shared import (
     ONLY,
     PART_OPTIONS,
     chooses_chroma,
-    chooses_edit,
     chooses_version,
-    describe,
     equal,
     flatten_tables,
-    ignore_rest,
-    import_keys,
     load_tables,
+    other_method_error,
     own_name,
     precision,
     split_path,
@@ -50,18 +47,17 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         source, _onetrainer_script(source, script), TRAINER, absent=absent, names=names, notes=notes
     )
     kind = ONETRAINER_TABLES["model_types"].get(str(source["model_type"]))
-    builder.change("training_method", Message("chooses the script: {script}", script=builder.script))
-    text = describe({"model_type": kind}) if kind else Message("chooses the script: {script}", script=builder.script)
+    builder.chooses_script("training_method")
+    text = describe({"model_type": kind}) if kind else builder.choice_of_script()
     builder.change("model_type", text, {"model_type": kind} if kind else {})
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
-    for chooses in (chooses_version, chooses_edit):
-        chooses(builder, "model_type", names_given)
+    chooses_version(builder, "model_type", names_given)
     if is_on(builder.get("masked_training")) and kind != "fill":
         text = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
         builder.change("masked_training", text, {"masked_loss": True})
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")
-    import_keys(builder, ONETRAINER_TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
+    builder.import_keys(ONETRAINER_TABLES["renamed"] | ({"vae.model_name": "ae"} if builder.family == "flux" else {}))
     _import_transformer(builder)
     _import_onetrainer_output(builder)
     of_networks = (*onetrainer_model.MODEL_IMPORTS, *onetrainer_learning.LEARNING_IMPORTS)
@@ -70,7 +66,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     for part in (*of_networks, *onetrainer_data.DATA_IMPORTS):
         part(builder)
     unet = {} if builder.is_unet else {"unet.": "it is no part of this model"}
-    ignore_rest(builder, ONETRAINER_TABLES["ignored"] | unet)
+    builder.ignore_rest(ONETRAINER_TABLES["ignored"] | unet)
     if source["model_type"] == "CHROMA_1" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
     return builder
@@ -82,13 +78,7 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
     if method == EMBEDDING and family in EMBEDDING_SCRIPTS:
         return script or EMBEDDING_SCRIPTS[family]
     if method not in ("LORA", "FINE_TUNE"):
-        what = ONETRAINER_TABLES["other_methods"].get(method, method)
-        raise ConfigError(
-            "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
-            trainer=TRAINER,
-            what=what,
-            advice=ONLY,
-        )
+        raise other_method_error(TRAINER, ONETRAINER_TABLES["other_methods"].get(method, method))
     if family is None:
         titles = ONETRAINER_TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model
@@ -133,7 +123,7 @@ def _import_onetrainer_output(builder: ImportBuilder) -> None:
         values = {"output_dir": folder, "output_name": name} if builder.given("output_model_destination") else {}
         text = describe({"output_dir": folder, "output_name": name})
         builder.change("output_model_destination", text, values)
-    import_keys(builder, {"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
+    builder.import_keys({"output_dtype": "save_precision"}, lambda value: precision(value, "float"))
     kind = str(builder.get("output_model_format") or "")
     if kind and not builder.adapters and builder.is_unet:
         ours = {"DIFFUSERS": "diffusers_safetensors", "CKPT": "ckpt"}.get(kind, "safetensors")

@@ -5,12 +5,13 @@ import math
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, Problem, counted
 from library.config.reading import resolution
-from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import ImportBuilder, describe, is_empty, is_on, to_number
 from library.importers.shared import (
+    NO_IMAGES,
+    NO_PROMPTS,
     PREPARED,
     SIZE_SHIFTS,
     dataset_toml,
-    describe,
     describe_prompts,
     guidance,
     guidance_flag,
@@ -110,8 +111,7 @@ def _import_onetrainer_images(builder: ImportBuilder) -> None:
         _import_concepts(builder, concepts, sizes or [(512, 512)], buckets)
         builder.empty("concept_file_name")
     elif builder.get("concept_file_name"):
-        missing = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
-        builder.ignore("concept_file_name", missing)
+        builder.ignore("concept_file_name", NO_IMAGES)
     if sizes:
         text = resolution(joined_sizes(sizes))
         explanation: MessageLike = text
@@ -251,10 +251,7 @@ def _import_onetrainer_samples(builder: ImportBuilder) -> None:
     keys = ("sample_after", "sample_after_unit")
     if not enabled:
         if builder.get("sample_definition_file_name"):
-            builder.ignore(
-                "sample_definition_file_name",
-                "this file was not found, or cannot be read; name the prompts with sample_prompts",
-            )
+            builder.ignore("sample_definition_file_name", NO_PROMPTS)
         for key in keys:
             builder.change(key, "there are no prompts to sample")
     else:

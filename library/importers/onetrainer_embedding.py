@@ -1,6 +1,6 @@
 """Import OneTrainer's embeddings: textual inversions, of the families that have them here."""
 
-from library.importers.builder import ImportBuilder
+from library.importers.builder import ImportBuilder, describe
 from library.importers.onetrainer_learning import LEARNING_IMPORTS, import_rates
 from library.importers.onetrainer_model import (
     MODEL_IMPORTS,
@@ -9,7 +9,7 @@ from library.importers.onetrainer_model import (
     import_dtypes,
     import_other_dtypes,
 )
-from library.importers.shared import describe, precision
+from library.importers.shared import precision
 
 EMBEDDING = "EMBEDDING"  # training_method
 EMBEDDING_SCRIPTS = {"sd15": "train_textual_inversion", "sdxl": "sdxl_train_textual_inversion"}

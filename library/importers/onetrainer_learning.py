@@ -4,9 +4,9 @@ import math
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
-from library.importers.builder import ImportBuilder, is_on
+from library.importers.builder import ImportBuilder, describe, is_on
 from library.importers.onetrainer_model import ENCODER_KEYS, image_part
-from library.importers.shared import describe, equal, equivalent_optimizer, load_tables, say_nearest, simplify_name
+from library.importers.shared import equal, equivalent_optimizer, load_tables, say_nearest, simplify_name
 
 ONETRAINER_TABLES = load_tables("onetrainer")
 NO_BETAS = (
@@ -42,7 +42,7 @@ def _import_onetrainer_optimizer(builder: ImportBuilder) -> None:
     if word.startswith("schedulefree") and (steps := builder.number("learning_rate_warmup_steps")):
         arguments.append(f"warmup_steps={_batches_to_steps(builder, steps):g}")
     if arguments:
-        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer.optimizer"
+        builder.put("optimizer.optimizer", {"optimizer_args": arguments})
     builder.explain("becomes one of optimizer_args", *used_keys)
     if is_on(builder.get("optimizer.fused_back_pass")):
         _import_fused_backward(builder, name)
@@ -288,12 +288,10 @@ def _import_onetrainer_loss(builder: ImportBuilder) -> None:
     if values or count > 1:
         builder.change(f"{main_loss}_strength", explanation, values)
     builder.empty("mse_strength", "vb_loss_strength")
-    explanation = (
-        Message("is {option} here", option=option_name("huber_c"))
-        if main_loss == "huber"
-        else Message("only huber has it")
+    builder.explain(
+        Message("is {option} here", option=option_name("huber_c")) if main_loss == "huber" else "only huber has it",
+        "huber_delta",
     )
-    builder.explain(explanation, "huber_delta")
 
 
 def _import_onetrainer_intervals(builder: ImportBuilder) -> None:

@@ -2,16 +2,8 @@
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
-from library.importers.builder import ImportBuilder, is_on
-from library.importers.shared import (
-    ALL_LAYERS_OF_KREA_2,
-    BLOCK_COUNTS,
-    describe,
-    equal,
-    load_tables,
-    precision,
-    say_nearest,
-)
+from library.importers.builder import ImportBuilder, describe, is_on
+from library.importers.shared import ALL_LAYERS_OF_KREA_2, BLOCK_COUNTS, equal, load_tables, precision, say_nearest
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -38,19 +30,13 @@ def import_dtypes(builder: ImportBuilder) -> None:
     values: JsonObject = {"mixed_precision": mixed}
     text = describe({"mixed_precision": mixed})
     if compute_dtype == "TFLOAT_32":
-        values, text = (
-            {"mixed_precision": "no", "cuda_allow_tf32": True},
-            describe({"mixed_precision": "no", "cuda_allow_tf32": True}),
-        )
+        values = {"mixed_precision": "no", "cuda_allow_tf32": True}
+        text = describe(values)
     elif not builder.adapters and half in ("bf16", "fp16"):
         shared_dtype = "bf16" if "bf16" in (half, mixed) else "fp16"
         values = {"mixed_precision": shared_dtype, f"full_{shared_dtype}": True}
         template = "with weights in {format}: {options}, since both have one format here"
-        text = Message(
-            template,
-            format=stored_dtype,
-            options=describe({"mixed_precision": shared_dtype, f"full_{shared_dtype}": True}),
-        )
+        text = Message(template, format=stored_dtype, options=describe(values))
         if half != mixed:
             template = "OneTrainer computes in {used} with weights in {kept}; both are {ours} here"
             builder.notes.append(Message(template, used=compute_dtype, kept=stored_dtype, ours=shared_dtype))

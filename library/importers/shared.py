@@ -2,20 +2,18 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext, option_values
-from library.config.problems import join_messages as listed_texts
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages, ngettext
 from library.config.reading import parse_resolution
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
-from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, to_number
-from library.importers.result import KeyOutcome
+from library.importers.builder import ImportBuilder, is_empty, to_number
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 MODELS = "SDXL, FLUX.1, FLUX.2, FLUX.3, Krea 2, Qwen-Image, Qwen-Image-2.1, Z-Image, Anima, SD 1.5"  # all families
@@ -62,6 +60,8 @@ PART_OPTIONS = {
 }
 ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
 PREPARED = "it is said in the dataset file that the import writes"
+NO_IMAGES = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
+NO_PROMPTS = "this file was not found, or cannot be read; name the prompts with sample_prompts"
 # Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
@@ -72,6 +72,12 @@ def load_tables(program: str) -> JsonObject:
     tables = tomllib.loads((Path(__file__).parent / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
     reasons = {key: group["reason"] for group in tables.get("ignored", ()) for key in group["keys"]}
     return {**tables, "ignored": reasons}
+
+
+def other_method_error(trainer: str, method: MessageLike) -> ConfigError:
+    """Return the error for a file that trains neither adapters nor a whole model."""
+    template = "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}"
+    return ConfigError(template, trainer=trainer, what=method, advice=ONLY)
 
 
 def other_model_error(trainer: str, model: str) -> ConfigError:
@@ -105,33 +111,31 @@ def own_name(path: object) -> str:
 
 
 def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
-    """Select the model by its name if several have identical files. De-Turbo is trained like the base."""
-    if builder.family in ("zimage", "flux_2", "krea_2", "qwen_image_21"):
-        if builder.family == "krea_2":
-            version = "turbo" if "turbo" in words else "raw"
-        elif builder.family == "qwen_image_21":
-            version = "turbo" if "turbo" in words else "base"
-        elif builder.family == "zimage":
-            version = "turbo" if "turbo" in words and not re.search("de-?_?turbo", words) else "base"
-        elif "klein" in words:
-            version = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
-        else:
-            version = "dev"
+    """Select the model by its name if several have identical files. De-Turbo is trained like the base, and the original
+    Qwen-Image is recognised by its files."""
+    values: JsonObject = {}
+    if builder.family == "krea_2":
+        values["model_version"] = "turbo" if "turbo" in words else "raw"
+    elif builder.family == "qwen_image_21":
+        values["model_version"] = "turbo" if "turbo" in words else "base"
+    elif builder.family == "zimage":
+        is_turbo = "turbo" in words and not re.search("de-?_?turbo", words)
+        values["model_version"] = "turbo" if is_turbo else "base"
+    elif builder.family == "flux_2" and "klein" in words:
+        values["model_version"] = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
+    elif builder.family == "flux_2":
+        values["model_version"] = "dev"
+    elif builder.family == "qwen_image" and (match := re.search(EDIT, words)):
+        values["model_version"] = f"edit-{match[1]}" if match[1] else "edit-2509" if "plus" in match[0] else "edit"
+        values["cache_text_encoder_outputs"] = True
+    if values:
         template = "chooses the script: {script}, and model_version = {version} by the model's name"
-        text = Message(template, script=builder.script, version=version)
-        builder.change(key, text, {"model_version": version})
-
-
-def chooses_edit(builder: ImportBuilder, key: str, words: str) -> None:
-    """Select the Qwen-Image-Edit version by the model's name; the original is recognised by its files."""
-    if builder.family == "qwen_image" and (match := re.search(EDIT, words)):
-        version = f"edit-{match[1]}" if match[1] else "edit-2509" if "plus" in match[0] else "edit"
-        template = (
-            "chooses the script: {script}, and model_version = {version} by the model's name, with captions that are "
-            "encoded once"
-        )
-        text = Message(template, script=builder.script, version=version)
-        builder.change(key, text, {"model_version": version, "cache_text_encoder_outputs": True})
+        if "cache_text_encoder_outputs" in values:
+            template = (
+                "chooses the script: {script}, and model_version = {version} by the model's name, with captions that "
+                "are encoded once"
+            )
+        builder.change(key, Message(template, script=builder.script, version=values["model_version"]), values)
 
 
 def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
@@ -157,7 +161,7 @@ def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | N
     if notes is not None and invalid:
         template = "{key}: entries are left out that are no tables of names and values: {entries}"
         more = [Message("...")] if len(invalid) > MAX_NAMED else []
-        notes.append(Message(template, key=key, entries=listed_texts([*invalid[:MAX_NAMED], *more])))
+        notes.append(Message(template, key=key, entries=join_messages([*invalid[:MAX_NAMED], *more])))
     elif notes is not None and not isinstance(value, list) and not is_empty(value):
         notes.append(Message("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
     return [table for table in listed if isinstance(table, Mapping)]
@@ -176,7 +180,7 @@ def texts_of_list(value: JsonValue, key: str, notes: list[MessageLike]) -> list[
             Message(
                 "{key}: entries are left out that are no texts: {entries}",
                 key=key,
-                entries=listed_texts(invalid[:MAX_NAMED]),
+                entries=join_messages(invalid[:MAX_NAMED]),
             )
         )
     return [str(entry) for entry in listed if not is_empty(entry) and not isinstance(entry, Mapping | list)]
@@ -191,35 +195,6 @@ def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[Messa
         template = "{place}: {key} is left out: it is no table of names and values, but {value}"
         notes.append(Message(template, place=place, key=key, value=quoted(inner)))
     return {}
-
-
-def import_keys(
-    builder: ImportBuilder, names: Mapping[str, str], read: Callable[[Any], Any] = lambda value: value
-) -> None:
-    """Import keys that are options of the same or another name."""
-    for key, option in names.items():
-        if (value := builder.get(key)) is not None:
-            if key == option:
-                builder.keep(key, read(value))
-            else:
-                builder.rename(key, option, read(value))
-
-
-def ignore_rest(builder: ImportBuilder, reasons: Mapping[str, str], otherwise: str = NOT_HERE) -> None:
-    """Ignore all remaining keys; reasons by key, or by a prefix of keys that ends with a dot."""
-    for key in builder.left():
-        starts = (why for start, why in reasons.items() if start.endswith(".") and key.startswith(start))
-        builder.ignore(key, reasons.get(key) or next(starts, otherwise))
-
-
-def set_by(builder: ImportBuilder, key: str, text: MessageLike, values: JsonMapping) -> None:
-    """Set values that follow from the trainer itself, or from a key that is not in the file."""
-    if key in builder.source:
-        builder.change(key, text, values)
-    else:
-        for option, value in values.items():
-            builder.values[option], builder.keys[option] = value, key
-        builder.outcomes.setdefault(key, KeyOutcome(key, "changed", text))
 
 
 def precision(value: JsonValue, full: str = "no") -> str:
@@ -264,16 +239,6 @@ def import_assistant(builder: ImportBuilder, key: str, path: str, strength: floa
     builder.ignore(key, Message("download {path} and name its file in assistant_lora", path=path))
     template = "needs {path}, with which the model is trained: download it, and name its file here"
     builder.problems.append(Problem("assistant_lora", template, path=path))
-
-
-def describe(values: JsonMapping) -> Message:
-    return option_values({name: _value_text(value) for name, value in values.items()})
-
-
-def _value_text(value: JsonValue) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_value_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def optimizer_args(values: JsonMapping) -> list[str]:

@@ -3,29 +3,24 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, Problem, join_messages, option_name, option_names
+from library.config.problems import ConfigError, Message, Problem, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
-from library.importers.builder import UNETS, ImportBuilder, is_empty, is_on, script_of_family
+from library.importers.builder import UNETS, ImportBuilder, describe, is_empty, is_on, script_of_family
 from library.importers.shared import (
     BLOCK_COUNTS,
     ENCODED_ONCE,
     NO_MODEL,
-    ONLY,
     PART_OPTIONS,
     chooses_chroma,
-    chooses_edit,
     chooses_version,
-    describe,
     equal,
-    ignore_rest,
     import_assistant,
-    import_keys,
     load_tables,
+    other_method_error,
     other_model_error,
     own_name,
     precision,
     say_nearest,
-    set_by,
 )
 
 TRAINER = "SimpleTuner"
@@ -57,8 +52,8 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         defaults.pop("lora_rank", None)
     absent = frozenset(defaults.keys() - current.keys())
     builder = ImportBuilder({**current, **defaults}, script, TRAINER, absent=absent, names=names)
-    import_keys(builder, SIMPLETUNER_TABLES["renamed"])
-    import_keys(builder, {key: option for key, option in SIMPLETUNER_TABLES["numbers"].items() if builder.number(key)})
+    builder.import_keys(SIMPLETUNER_TABLES["renamed"])
+    builder.import_keys({key: option for key, option in SIMPLETUNER_TABLES["numbers"].items() if builder.number(key)})
     for part in (
         _import_simpletuner_model,
         _import_prediction,
@@ -76,7 +71,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
                 builder.values.pop(
                     SIMPLETUNER_TABLES["renamed"].get(key, SIMPLETUNER_TABLES["numbers"].get(key, "")), None
                 )
-    ignore_rest(builder, SIMPLETUNER_TABLES["ignored"])
+    builder.ignore_rest(SIMPLETUNER_TABLES["ignored"])
     if current.get("model_family") == "chroma" and builder.family == "flux":
         chooses_chroma(builder, "model_family")
     return builder
@@ -112,12 +107,7 @@ def _refuse_method(settings: JsonMapping) -> None:
     if kind not in ("lora", "full"):
         method = method or kind
     if method:
-        raise ConfigError(
-            "this file of {trainer} trains {what}, which is not trained here: train it there; {advice}",
-            trainer=TRAINER,
-            what=method,
-            advice=ONLY,
-        )
+        raise other_method_error(TRAINER, method)
 
 
 def _simpletuner_script(settings: JsonMapping) -> str:
@@ -145,11 +135,11 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
     words = f"{flavour} {own_name(base)}".casefold()
     relative = next((word for word in ("kontext", "krea") if word in words and builder.family == "flux"), "")
     values = {"model_type": relative} if relative else {}
-    chosen = join_messages([builder.script, *([describe(values)] if values else [])])
-    builder.change("model_family", Message("chooses the script: {script}", script=chosen), values)
-    builder.change("model_type", Message("chooses the script: {script}", script=builder.script))
-    chooses_version(builder, "model_family", re.sub(r"^klein", "klein-base", words))
-    chooses_edit(builder, "model_family", own_name(models.get(flavour) or base))
+    builder.chooses_script("model_family", values)
+    builder.chooses_script("model_type")
+    is_edit = builder.family == "qwen_image"
+    name = own_name(models.get(flavour) or base) if is_edit else re.sub(r"^klein", "klein-base", words)
+    chooses_version(builder, "model_family", name)
     if base:
         builder.assume(key, base)
         builder.keep(key, base)
@@ -200,7 +190,7 @@ def _import_other_networks(builder: ImportBuilder, base: object) -> None:
         "pretrained_t5_model_name_or_path": "t5xxl",
         "qwen_text_encoder_model_name_or_path": "text_encoder",
     }
-    import_keys(builder, option_by_key)
+    builder.import_keys(option_by_key)
     key = next(
         (
             f"pretrained_{part}_model_name_or_path"
@@ -269,10 +259,10 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
     if report in ("wandb", "tensorboard", "all"):
         builder.rename("report_to", "log_with", report)
         if "logging_dir" not in builder.values and report != "wandb":
-            set_by(builder, "logging_dir", describe({"logging_dir": "logs"}), {"logging_dir": "logs"})
-        import_keys(builder, {"tracker_project_name": "log_tracker_name"})
+            builder.set_by("logging_dir", describe({"logging_dir": "logs"}), {"logging_dir": "logs"})
+        builder.import_keys({"tracker_project_name": "log_tracker_name"})
         if report == "wandb":
-            import_keys(builder, {"tracker_run_name": "wandb_run_name"})
+            builder.import_keys({"tracker_run_name": "wandb_run_name"})
     builder.explain("nothing is logged", "report_to", "tracker_project_name") if report == "none" else None
 
 
@@ -280,7 +270,7 @@ def _import_simpletuner_captions(builder: ImportBuilder) -> None:
     """Import the caches, which SimpleTuner always uses, and the dropout and length of captions."""
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    set_by(builder, "cache_latents", describe(values), values)
+    builder.set_by("cache_latents", describe(values), values)
     if share := builder.number("caption_dropout_probability"):
         builder.rename("caption_dropout_probability", "caption_dropout_rate", share)
     builder.empty("caption_dropout_probability")
@@ -295,13 +285,8 @@ def _import_simpletuner_captions(builder: ImportBuilder) -> None:
     if is_on(builder.get("flux_attention_masked_training")) and builder.family == "flux":
         builder.rename("flux_attention_masked_training", "apply_t5_attn_mask", True)
     if builder.adapters:
-        set_by(
-            builder,
-            "network_train_unet_only",
-            "no text encoder learns: network_train_unet_only",
-            {"network_train_unet_only": True},
-        )
+        builder.freeze_encoders()
     elif builder.is_unet:
-        set_by(builder, "train_text_encoder", describe({"train_text_encoder": False}), {"train_text_encoder": False})
+        builder.set_by("train_text_encoder", describe({"train_text_encoder": False}), {"train_text_encoder": False})
     if is_on(builder.get("train_text_encoder")):
         builder.ignore("train_text_encoder", ENCODED_ONCE)

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, counted
-from library.importers.builder import NOT_HERE, ImportBuilder, is_empty, is_on, to_number
+from library.importers.builder import NOT_HERE, ImportBuilder, describe, is_empty, is_on, to_number
 from library.importers.shared import (
+    NO_IMAGES,
+    NO_PROMPTS,
     PREPARED,
     dataset_toml,
-    describe,
     describe_prompts,
     guidance,
     guidance_flag,
@@ -80,9 +81,7 @@ def _import_size_alone(builder: ImportBuilder, key: str) -> None:
         template = "data sets in it have no id, by which others name them ({numbers}): give each one, and import again"
         builder.ignore(key, Message(template, numbers=", ".join(unnamed)))
     elif listed:
-        builder.ignore(
-            key, "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
-        )
+        builder.ignore(key, NO_IMAGES)
     size = _square_side(builder.source)
     builder.change("resolution", describe({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
     builder.explain(
@@ -194,9 +193,7 @@ def _import_simpletuner_samples(builder: ImportBuilder) -> None:
     prompts = [str(text) for text in library.values() if not is_empty(text)] if isinstance(library, Mapping) else []
     prompts = [*([str(single_prompt)] if single_prompt else []), *prompts]
     if "user_prompt_library" in builder.source and not isinstance(library, Mapping):
-        builder.ignore(
-            "user_prompt_library", "this file was not found, or cannot be read; name the prompts with sample_prompts"
-        )
+        builder.ignore("user_prompt_library", NO_PROMPTS)
     keys = (
         "validation_prompt",
         "validation_negative_prompt",

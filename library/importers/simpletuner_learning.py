@@ -5,16 +5,14 @@ from collections.abc import Mapping
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message
-from library.importers.builder import ImportBuilder, is_on, to_number
+from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
     SIZE_SHIFTS,
-    describe,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     say_nearest,
-    set_by,
     simplify_name,
 )
 
@@ -49,7 +47,7 @@ def _import_simpletuner_network(builder: ImportBuilder) -> None:
         values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
         builder.change("use_dora", equal("DoRA", f"lycoris.kohya {' '.join(values['network_args'])}"), values)
     builder.explain("LoRA", "lora_type") if kind == "standard" else None
-    set_by(builder, "lora_alpha", describe({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
+    builder.set_by("lora_alpha", describe({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
     if "lycoris_config" in builder.left():
         builder.ignore("lycoris_config", "lora_type is not lycoris")
 
@@ -96,7 +94,7 @@ def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
     pairs = config.items() if isinstance(config, Mapping) else _parse_settings(config)
     settings |= dict(pairs)
     if arguments := optimizer_args(settings):
-        builder.values["optimizer_args"], builder.keys["optimizer_args"] = arguments, "optimizer"
+        builder.put("optimizer", {"optimizer_args": arguments})
     builder.explain("becomes one of optimizer_args", "optimizer_config", *(key for pair in BETAS for key in pair))
     method = str(builder.get("grad_clip_method") or "value").casefold()
     if method == "norm" and (limit := builder.number("max_grad_norm")) is not None:

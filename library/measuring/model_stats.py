@@ -78,8 +78,7 @@ def model_stats(config: RunConfig) -> ModelStats:
 def published(config: RunConfig) -> ModelStats:
     """Return the statistics of a config's published model, counted in networks without memory. Takes seconds."""
     family = families.family_for(config)
-    module = families.random_module(family.name)
-    networks = _without_memory(family.name, module.model_sizes(config, full=True))
+    networks = _without_memory(family.name, families.sizes_of_model(family.name, config, full=True))
     families.adopt_denoiser(family, networks["denoiser"])
     shapes = {part: {n: tuple(p.shape) for n, p in net.named_parameters()} for part, net in networks.items()}
     return count_tensors(family, shapes, counted=False)

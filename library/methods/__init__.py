@@ -60,10 +60,11 @@ def assistant_lora(config: RunConfig) -> dict[Path, float]:
 
 def find_method_problems(config: RunConfig) -> Iterator[Problem]:
     """Return problems of the training method that depend on files and installed packages."""
-    if isinstance(config, EmbeddingRun):
-        yield from embedding.find_embedding_problems(config)
-    if isinstance(config, ControlRun):
-        yield from lllite.find_lllite_problems(config)
+    beginnings = {"weights": config.embedding.weights} if isinstance(config, EmbeddingRun) else {}
+    beginnings |= {"network_weights": config.control.network_weights} if isinstance(config, ControlRun) else {}
+    for option, path in beginnings.items():
+        if path and not Path(path).is_file():
+            yield about_absent(option, path)
     if not isinstance(config, AdapterRun):
         return
     if config.precision.nf4_denoiser and (obstacle := packages.obstacle("bitsandbytes")):

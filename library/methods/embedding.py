@@ -2,15 +2,13 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from library import families
-from library.config.hub_names import about_absent
 from library.config.problems import ConfigError, Problem, counted
 from library.config.sections import EmbeddingRun
 from library.families.base import Family, ModelComponents
@@ -80,11 +78,6 @@ def attach_words(components: ModelComponents, family: Family, config: EmbeddingR
                 "repeated" if len(init_tokens) < len(vectors) else "cut",
             )
     return LearnedWords(layers, config)
-
-
-def find_embedding_problems(config: EmbeddingRun) -> Iterator[Problem]:
-    if (path := config.embedding.weights) and not Path(path).is_file():
-        yield about_absent("weights", path)
 
 
 def _input_embedding(encoder: nn.Module) -> nn.Embedding:

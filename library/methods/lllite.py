@@ -1,8 +1,7 @@
 """ControlNet-LLLite: trains small networks beside layers of the denoiser that follow a control image."""
 
 import functools
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch.nn import functional
 
 from library.compiler import torch_private
 from library.compiler.subclass import keep_class_name
-from library.config.hub_names import about_absent
 from library.config.problems import ConfigError, Problem
 from library.config.sections import ControlRun
 from library.families.base import Family, ModelComponents
@@ -131,11 +129,6 @@ def show_picture(denoiser: Any) -> ControlPicture:
     denoiser.__class__ = _with_control_input(type(denoiser))
     denoiser.control_picture = ControlPicture()
     return denoiser.control_picture
-
-
-def find_lllite_problems(config: ControlRun) -> Iterator[Problem]:
-    if (path := config.control.network_weights) and not Path(path).is_file():
-        yield about_absent("network_weights", path)
 
 
 def _control_embedding(channels: int, depth: int) -> nn.Sequential:

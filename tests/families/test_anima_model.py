@@ -13,7 +13,7 @@ from library.config.building import build_config
 from library.families.anima import keys, random
 from library.families.anima.model import Block
 from library.families.base import SampleRequest
-from library.families.shared import qwen_vae, qwen_vae_names
+from library.families.shared import qwen_vae_names
 from library.families.shared.packing import pack, unpack_channels_last
 from tests.families import wide
 
@@ -191,8 +191,6 @@ def pipeline(own, theirs, files):
         base_dim=8,
         dim_mult=[1, 2, 2, 2],
         num_res_blocks=1,
-        latents_mean=list(qwen_vae.MEAN),
-        latents_std=list(qwen_vae.STD),
     )
     stored = load_file(files["vae"])
     vae.load_state_dict(

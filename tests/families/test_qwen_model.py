@@ -148,6 +148,7 @@ def test_the_vae_equals_diffusers_in_both_layouts(files, own, tmp_path):
     pixels = torch.rand(1, 3, 64, 48) * 2 - 1
     actual = own[0].latents(own[1], pixels)
     mean, std = (torch.tensor(v).view(1, 16, 1, 1) for v in (model.config.latents_mean, model.config.latents_std))
+    assert (mean.sum().item(), std.sum().item()) == pytest.approx((-0.7332, 34.2747)), "those of the published model"
     with torch.no_grad():
         expected = (model.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0] - mean) / std
     assert actual.shape == (1, 16, 8, 6)

@@ -33,6 +33,7 @@ from library.config.sections.transformers import (
     flow_shift,
     network_module,
     reference_folder,
+    text_encoder_file,
 )
 from library.config.sections.unets import (
     UnetAdapterCache,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from library.config.fixes import exclusive
 from library.config.problems import Problem, counted, option_name
 from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
-from library.config.schema import opt
+from library.config.schema import opt, section_options
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
 from library.config.sections.machine import Precision
@@ -24,7 +24,6 @@ class Network:
     network_module: Literal["networks.lora", "lycoris.kohya"] | str | None = opt(
         None, "The type of adapter. Empty: LoRA.", label="Network module", kind="code"
     )
-    usual: ClassVar[str] = "networks.lora"  # default of an empty network_module
     network_dim: int | None = opt(
         None,
         "16 or 32 suits most. Higher learns more detail, in a larger file. Empty: 4.",
@@ -97,6 +96,10 @@ class Network:
     @property
     def encoders_learn(self) -> bool:
         return not self.network_train_unet_only
+
+    @property
+    def usual(self) -> str:
+        return section_options(type(self))["network_module"].choices[0]  # what an empty one stands for
 
     @property
     def module(self) -> str:

@@ -37,6 +37,11 @@ def flow_shift(usual: float) -> Any:
     )
 
 
+def text_encoder_file(name: str, file: str) -> Any:
+    words = f"The {name} text encoder ({file}, bf16 or fp8)."
+    return opt(None, words, kind="file", label="Text encoder")
+
+
 def reference_folder(shown_with: Mapping[str, tuple[str, ...]]) -> Any:
     words = "Reference images, such as those before an edit, under the same file names."
     return opt(None, words, kind="folder", label="Reference folder", shown_with=shown_with)
@@ -152,6 +157,7 @@ class TransformerRun:
     """Common parts of all trainings of such a family."""
 
     grid: ClassVar[int] = 16
+    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = FLOW_INEFFECTIVE
     aliases: ClassVar[Mapping[str, str]] = _NAMES
     foreign: ClassVar[Mapping[str, str]] = _FOREIGN

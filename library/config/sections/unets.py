@@ -29,7 +29,6 @@ class UnetNetwork(Network):
     """The adapters that are trained."""
 
     network_module: Literal["networks.lora", "networks.lora_fa", "lycoris.kohya"] | str | None = network_module()
-    usual: ClassVar[str] = "networks.lora"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,13 +14,14 @@ from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.families.anima import adapter, keys
 from library.families.anima.facts import ADAPTER_MARK, ANIMA_ADAPTER, ANIMA_TRANSFORMER, BARE, FACTS
-from library.families.anima.model import DENOISER_BLOCK, Anima, AnimaShape, count_anima_blocks
+from library.families.anima.model import DENOISER_BLOCK, Anima, AnimaShape
 from library.families.anima.options import OTHER_FILES
 from library.families.facts import Shapes
-from library.families.shared import expected_tensors, hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
+from library.families.shared import hub, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile, Extra
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, read_entries
+from library.families.shared.tensor_names import count_list_blocks
 
 ANIMA_PARTS = {
     "denoiser": Part(
@@ -29,13 +30,7 @@ ANIMA_PARTS = {
         ("transformer", "anima*.safetensors"),
         ("blocks.0.mlp.layer1.weight",),
     ),
-    "text_encoder": Part(
-        "qwen3",
-        OTHER_FILES["qwen3"],
-        ("text_encoder", "qwen_3_06b*.safetensors"),
-        (language_model.QWEN3_MARK,),
-        expected_tensors.language_model,
-    ),
+    "text_encoder": language_model.qwen3_part(OTHER_FILES["qwen3"], "qwen_3_06b*.safetensors", "qwen3"),
     "vae": qwen_vae.part(OTHER_FILES["vae"], "qwen_image_vae.safetensors"),
 }
 OPTIONAL_PARTS = {
@@ -99,7 +94,7 @@ def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem
             )
         yield from config.compile.beyond(
             {
-                DENOISER_BLOCK: count_anima_blocks(shapes),
+                DENOISER_BLOCK: count_list_blocks(shapes, "blocks"),
                 adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**shapes, **adapter_shapes}),
             }
         )

@@ -22,7 +22,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 TARGET = "t5"  # the tokenizer whose ids the adapter reads
 TEXT_INPUTS = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
@@ -44,6 +43,7 @@ class AnimaFamily(OneEncoderFamily):
 
     config: AnimaLora | AnimaTrain
     name = "anima"
+    sampler_class = AnimaSampler
     checkpoint = ANIMA_CHECKPOINT
     swapped_class = DENOISER_BLOCK
     block_classes = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK)
@@ -139,9 +139,6 @@ class AnimaFamily(OneEncoderFamily):
         output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT_INPUTS), noised.timesteps)
         # Inputs of a token are ordered by channel, outputs by row and column.
         return packing.unpack_channels_last(output.float(), *size)
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return AnimaSampler(self, components)
 
 
 if TYPE_CHECKING:

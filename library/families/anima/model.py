@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.anima.adapter import AdapterShape, AnimaAdapter, Projections
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     FinalLayer,
     RopeTableCache,
@@ -60,7 +61,7 @@ class AnimaShape:
             context=tuple(shapes["blocks.0.cross_attn.k_proj.weight"])[1],
             mlp=tuple(shapes["blocks.0.mlp.layer1.weight"])[0],
             modulation=tuple(shapes["blocks.0.adaln_modulation_self_attn.1.weight"])[0],
-            blocks=count_anima_blocks(shapes),
+            blocks=count_list_blocks(shapes, "blocks"),
             adapter=AdapterShape.of(shapes),
         )
 
@@ -74,10 +75,6 @@ class AnimaShape:
         # The frame is always 0, so one base serves all axes.
         side = self.axes[1]
         return ROPE_THETA * STRETCH ** (side / (side - 2))
-
-
-def count_anima_blocks(names: Iterable[str]) -> int:
-    return len({name.split(".")[1] for name in names if name.startswith("blocks.")})
 
 
 class AnimaAttention(Projections):

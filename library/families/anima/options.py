@@ -162,7 +162,6 @@ class AnimaNetwork(sections.Network):
     """The adapters that are trained for Anima."""
 
     network_module: Literal["networks.lora_anima", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_anima"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +170,6 @@ class AnimaRun:
 
     family: ClassVar[str] = "anima"
     script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(AnimaFlow.size_shift)
     aliases: ClassVar[Mapping[str, str]] = FLAG_ALIASES

@@ -16,6 +16,7 @@ from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import T5_WORDS, DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
+from library.families.shared.tensor_names import count_list_blocks
 
 VOCABULARY = 151936  # size of Qwen3's published vocabulary, with spare rows
 
@@ -52,10 +53,6 @@ FULL = AnimaSizes(
     resolutions=(512, 1024),
     **FULL_QWEN_VAE,
 )
-
-
-def model_sizes(_config: RunConfig, full: bool) -> AnimaSizes:
-    return FULL if full else TINY
 
 
 def anima_shape(sizes: AnimaSizes, words: int) -> AnimaShape:
@@ -102,7 +99,6 @@ def write_random_model(
 
     Returns paths by part: anima, text_encoder, vae (all .safetensors), tokenizer and t5_tokenizer (folders).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer", "t5_tokenizer": folder / "t5_tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     target = random_tokenizers.t5_tokenizer(places["t5_tokenizer"])
@@ -146,7 +142,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         out_channels=(inputs - PADDING) // 4,
         num_attention_heads=hidden // head,
         attention_head_dim=head,
-        num_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
+        num_layers=count_list_blocks(shapes, "blocks"),
         text_embed_dim=shapes["blocks.0.cross_attn.k_proj.weight"][1],
         adaln_lora_dim=shapes["blocks.0.adaln_modulation_self_attn.1.weight"][0],
         extra_pos_embed_type=None,

@@ -38,11 +38,7 @@ class AnimaSampler(FlowSampler):
         return self.integrate(noise.to(device), self.sigmas(requests[0], height * width), requests, velocities)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
-        return anima_sigmas(steps)
+        return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return qwen_vae.denormalise_qwen(latents)
-
-
-def anima_sigmas(steps: int) -> list[float]:
-    return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
+        return qwen_vae.denormalise_qwen(self.components.vae, latents)

@@ -25,7 +25,16 @@ from library.families.shared import (
 )
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.known_files import UNKNOWN
-from library.families.shared.part_files import Entries, Part, PartFiles, complete, incomplete, incomplete_part
+from library.families.shared.part_files import (
+    Entries,
+    Part,
+    PartFiles,
+    complete,
+    incomplete,
+    incomplete_part,
+    lora_in_place_of,
+    other_kind,
+)
 from library.families.shared.raw_header import header_metadata
 
 MODEL_OPTION = "pretrained_model_name_or_path"
@@ -87,7 +96,8 @@ def find_flux_problems(config: RunConfig, model_type: str) -> Iterator[Problem]:
                 yield from denoiser_file.find_denoiser_problems(path, MODEL_OPTION, FLUX_DENOISER.open)
 
     yield from files.problems(config, look)
-    yield from mismatched(shapes, files.parts)
+    if "denoiser" in shapes:
+        yield from files.mismatched(shapes, flux_widths(shapes["denoiser"], files.parts))
 
 
 def other_variant_problem(path: Path, entries: Entries, model_type: str) -> Problem | None:
@@ -126,25 +136,14 @@ def unfit(path: Path, entries: Entries, part: str, definition: Part) -> Message 
         {name: tuple(entry["shape"]) for name, entry in entries.items()}
     )
     if description == "a LoRA file":
-        template = "{path} is a LoRA file, not a model; expected {what}"
-        if part == "denoiser":
-            template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-        return Message(template, path=path, what=definition.what)
+        return lora_in_place_of(part, path, definition)
     ours = family is FACTS and all(description != later for *_, later in LATER)
     fits = ours if part == "denoiser" else description in (PART_WORDS[part], UNKNOWN)
     if fits and (problem := incomplete_part(path, definition, shapes, "" if description == UNKNOWN else description)):
         return problem
     if not fits or not any(name.endswith(definition.marker) for name in shapes):
         other = family if part == "denoiser" and family is not FACTS else None
-        if other:
-            return Message(
-                "{path} is {found}; train it with {scripts}; expected {what}",
-                path=path,
-                found=description,
-                scripts=either(other.scripts),
-                what=definition.what,
-            )
-        return Message("{path} is {found}; expected {what}", path=path, found=description, what=definition.what)
+        return other_kind(path, definition, description, other)
     if problem := scaled_weights.stored_oddly(path, entries, scaled=True):
         return problem
     return unusual(path, shapes) if part == "denoiser" else None
@@ -171,28 +170,18 @@ def unusual(path: Path, shapes: Shapes) -> Message | None:
     return None
 
 
-def mismatched(shapes: Mapping[str, Shapes], parts: Mapping[str, Part]) -> Iterator[Problem]:
-    """Yield problems of parts that are valid but do not match: a smaller T5, another VAE."""
-    if "denoiser" not in shapes:
-        return
-    model = FLUX_DENOISER.bfl_shapes(shapes["denoiser"])
-    widths = {}
-    if "clip_l" in parts:
-        widths["clip_l"] = ("token_embedding.weight", 1, model["vector_in.in_layer.weight"][1])
-    widths |= {
-        "t5xxl": ("encoder.final_layer_norm.weight", 0, model["txt_in.weight"][1]),
-        "ae": ("decoder.conv_in.weight", 1, model["final_layer.linear.weight"][0] // 4),
+def flux_widths(denoiser: Shapes, parts: Mapping[str, Part]) -> dict[str, tuple[str, int]]:
+    """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
+    model = FLUX_DENOISER.bfl_shapes(denoiser)
+    clip_l = (
+        {"clip_l": (f"text_model.{clip.CLIP_MARKER}", model["vector_in.in_layer.weight"][1])}
+        if "clip_l" in parts
+        else {}
+    )
+    return clip_l | {
+        "t5xxl": (t5.T5_MARKER, model["txt_in.weight"][1]),
+        "ae": (autoencoder.VAE_MARKER, model["final_layer.linear.weight"][0] // 4),
     }
-    for part, (name, dimension, expected) in widths.items():
-        width = next((shape[dimension] for key, shape in shapes.get(part, {}).items() if key.endswith(name)), expected)
-        if width != expected:
-            yield Problem(
-                part,
-                ": has {got} channels where this FLUX model expects {expected}: give {what}",
-                got=width,
-                expected=expected,
-                what=Message(parts[part].what),
-            )
 
 
 def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:

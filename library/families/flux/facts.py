@@ -134,15 +134,12 @@ FACTS = FamilyFacts(
         if variant.description != TRANSFORMER
     },
     implementation="https://github.com/black-forest-labs/flux",
-    has_prediction_type=False,
     adapter_modules={"networks.lora_flux": AdapterModule("library.families.flux.network_args:FluxArgs")},
     blocks=(
         BlockGroup("Double blocks", 19, r"_double_blocks_(\d+)_"),
         BlockGroup("Single blocks", 38, r"_single_blocks_(\d+)_"),
     ),
     demo_variants={name: FLUX_VARIANTS[name].title for name in ("chroma", "kontext", "fill")},
-    trained_in_compute_dtype=True,
-    saves_all_parts=False,
     most_blocks_swapped=34,
     text_tokens=512,
     graphs={"DoubleStreamBlock": 1, "SingleStreamBlock": 1},

@@ -36,7 +36,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 PART_PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # a shortened text length is a multiple of this many tokens
@@ -53,6 +52,7 @@ class FluxFamily(TransformerFamily):
     """FLUX.1 and its relatives: a transformer, CLIP-L (not Chroma), T5 and an autoencoder."""
 
     name = "flux"
+    sampler_class = FluxSampler
     block_classes = ("DoubleStreamBlock", "SingleStreamBlock")
     block_chain = BlockChain(("double_blocks", "single_blocks"))
     adapter_targets = ("DoubleStreamBlock", "SingleStreamBlock")
@@ -222,14 +222,8 @@ class FluxFamily(TransformerFamily):
 
     def _tokenizer_folder(self, encoder: str) -> Path:
         options, (name, subfolder) = self.config.model, self.tokenizers[encoder]
-        base = options.pretrained_model_name_or_path
-        whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
-        for place in (getattr(options, encoder), whole or base, options.clip_l, options.t5xxl, options.ae):
-            for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
-                if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
-                    return folder
-        token = self.config.hub.huggingface_token
-        return tokenizers.find_tokenizer(name, whole or base, subfolder, options.tokenizer_cache_dir, token)
+        files = (getattr(options, encoder), options.clip_l, options.t5xxl, options.ae)
+        return tokenizers.tokenizer_beside(name, subfolder, self.config, files)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Return the shapes of the parts whose files are on this machine."""
@@ -274,11 +268,7 @@ class FluxFamily(TransformerFamily):
         source = {part: str(path) for part, path in paths.items()}
         words = self.tokenizers_of_captions()
         components = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
-        if not deferring:
-            components.read_denoiser()
-            components.read_vae()
-            components.read_encoders()
-        return components
+        return components if deferring else components.read_all()
 
     def adapter_name(self, part: str, path: str) -> str:
         path = clip.canonical_clip_path(path) if part == "clip_l" else path
@@ -375,9 +365,6 @@ class FluxFamily(TransformerFamily):
             "y": text["l_pooled"],
             "txt_attention_mask": mask,
         }
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return FluxSampler(self, components)
 
 
 if TYPE_CHECKING:

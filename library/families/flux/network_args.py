@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
@@ -36,6 +36,10 @@ LAYER_TYPES = (
 
 def _none(*names: str) -> dict[str, str]:
     return dict.fromkeys(names, "0")
+
+
+def _rank_on(layers: str, label: str) -> Any:
+    return opt(None, f"rank on {layers}", label=f"{label} rank", min=0, ceiling=LARGEST_RANK, advanced=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,60 +76,14 @@ class FluxArgs(PatternArgs):
     train_blocks: Literal["all", "single", "double"] = opt("all", "which blocks carry adapters")
     train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
     train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
-    img_attn_dim: int | None = opt(
-        None,
-        "rank on the image stream's attention",
-        label="Image attention rank",
-        min=0,
-        ceiling=LARGEST_RANK,
-        advanced=True,
-    )
-    txt_attn_dim: int | None = opt(
-        None,
-        "rank on the text stream's attention",
-        label="Text attention rank",
-        min=0,
-        ceiling=LARGEST_RANK,
-        advanced=True,
-    )
-    img_mlp_dim: int | None = opt(
-        None, "rank on the image stream's MLP", label="Image MLP rank", min=0, ceiling=LARGEST_RANK, advanced=True
-    )
-    txt_mlp_dim: int | None = opt(
-        None, "rank on the text stream's MLP", label="Text MLP rank", min=0, ceiling=LARGEST_RANK, advanced=True
-    )
-    img_mod_dim: int | None = opt(
-        None,
-        "rank on the image stream's modulation",
-        label="Image modulation rank",
-        min=0,
-        ceiling=LARGEST_RANK,
-        advanced=True,
-    )
-    txt_mod_dim: int | None = opt(
-        None,
-        "rank on the text stream's modulation",
-        label="Text modulation rank",
-        min=0,
-        ceiling=LARGEST_RANK,
-        advanced=True,
-    )
-    single_dim: int | None = opt(
-        None,
-        "rank on linear1 and linear2 of the single blocks",
-        label="Single block rank",
-        min=0,
-        ceiling=LARGEST_RANK,
-        advanced=True,
-    )
-    single_mod_dim: int | None = opt(
-        None,
-        "rank on the modulation of the single blocks",
-        label="Single block modulation rank",
-        min=0,
-        ceiling=LARGEST_RANK,
-        advanced=True,
-    )
+    img_attn_dim: int | None = _rank_on("the image stream's attention", "Image attention")
+    txt_attn_dim: int | None = _rank_on("the text stream's attention", "Text attention")
+    img_mlp_dim: int | None = _rank_on("the image stream's MLP", "Image MLP")
+    txt_mlp_dim: int | None = _rank_on("the text stream's MLP", "Text MLP")
+    img_mod_dim: int | None = _rank_on("the image stream's modulation", "Image modulation")
+    txt_mod_dim: int | None = _rank_on("the text stream's modulation", "Text modulation")
+    single_dim: int | None = _rank_on("linear1 and linear2 of the single blocks", "Single block")
+    single_mod_dim: int | None = _rank_on("the modulation of the single blocks", "Single block modulation")
     in_dims: str = opt(
         "",
         "ranks of img_in, time_in, vector_in, guidance_in and txt_in: [4,0,0,0,4]",

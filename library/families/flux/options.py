@@ -270,7 +270,6 @@ class FluxNetwork(sections.Network):
     """The adapters that are trained for FLUX.1."""
 
     network_module: Literal["networks.lora_flux", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_flux"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from library.families.shared.random_networks import (
     Tensors,
     prefixed,
 )
+from library.families.shared.tensor_names import count_list_blocks
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,6 @@ def write_random_model(
     With FULL `sizes` the text encoders have larger vocabularies than these tokenizers. Chroma has no CLIP-L. Returns
     paths by part: flux, clip_l, t5xxl, ae (all .safetensors), and the tokenizers' folders.
     """
-    folder = Path(folder)
     stem = "tiny-chroma" if sizes.approximator else f"tiny-flux1-{sizes.name or ('dev' if guidance else 'schnell')}"
     makers = [random_tokenizers.clip_tokenizer, random_tokenizers.t5_tokenizer]
     if sizes.approximator:
@@ -264,8 +264,8 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     with torch.device("meta"):
         sizes: dict[str, Any] = {
             "in_channels": shapes["img_in.weight"][1],
-            "num_layers": 1 + max(int(k.split(".")[1]) for k in shapes if k.startswith("double_blocks.")),
-            "num_single_layers": 1 + max(int(k.split(".")[1]) for k in shapes if k.startswith("single_blocks.")),
+            "num_layers": count_list_blocks(shapes, "double_blocks"),
+            "num_single_layers": count_list_blocks(shapes, "single_blocks"),
             "attention_head_dim": head,
             "num_attention_heads": width // head,
             "joint_attention_dim": shapes["txt_in.weight"][1],

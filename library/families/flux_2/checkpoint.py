@@ -40,13 +40,7 @@ FLUX_2_PARTS = {
         ("transformer", "flux-2-*.safetensors", "flux2*.safetensors"),
         ("double_blocks.0.img_attn.qkv.weight",),
     ),
-    "text_encoder": Part(
-        "text_encoder",
-        OTHER_FLUX_2_FILES["text_encoder"],
-        ("text_encoder", "qwen_3_[48]b*.safetensors"),
-        (language_model.QWEN3_MARK,),
-        expected_tensors.language_model,
-    ),
+    "text_encoder": language_model.qwen3_part(OTHER_FLUX_2_FILES["text_encoder"], "qwen_3_[48]b*.safetensors"),
     "vae": statistics_vae.part(OTHER_FLUX_2_FILES["vae"], "flux2-vae.safetensors"),
 }
 MISTRAL_PART = Part(
@@ -176,7 +170,7 @@ FLUX_2_CHECKPOINT = Checkpoint(
     find_flux_2_problems,
     flux_2_shapes,
     FLUX_2_DENOISER.open,
-    {"vae": READ_VAE, "text_encoder": text_encoder.load_short_qwen3},
+    {"vae": READ_VAE, "text_encoder": partial(language_model.load_qwen3, skipped=text_encoder.skipped)},
     tokenizers.QWEN3,
     text_encoder.encode_flux_2_captions,
     None,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
-from library.families.flux_2 import text_encoder
 from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Positions, Flux2Shape, append_controls
 from library.families.flux_2.options import Flux2Lora, Flux2Train
@@ -23,7 +21,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 
 class Flux2Family(OneEncoderFamily):
@@ -31,6 +28,7 @@ class Flux2Family(OneEncoderFamily):
 
     config: Flux2Lora | Flux2Train
     name = "flux_2"
+    sampler_class = Flux2Sampler
     swapped_class = SINGLE
     block_classes = (DOUBLE, SINGLE)
     block_chain = BlockChain(("double_blocks", "single_blocks"))
@@ -45,7 +43,6 @@ class Flux2Family(OneEncoderFamily):
         DOUBLE: BlockCost("double_blocks", activations=30, used=0.5),
         SINGLE: BlockCost("single_blocks", activations=25, used=1.0),
     }
-    text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": text_encoder.LENGTH})
 
     def __init__(self, config: Flux2Lora | Flux2Train):
         super().__init__(config)
@@ -151,9 +148,6 @@ class Flux2Family(OneEncoderFamily):
             "txt": states,
             "txt_ids": self.positions.text(states.shape[1], device),
         }
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Flux2Sampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -106,7 +106,6 @@ class Flux2Network(sections.TransformerNetwork):
     """The adapters that are trained for FLUX.2."""
 
     network_module: Literal["networks.lora_flux_2", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_flux_2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,6 @@ class Flux2Run:
     family: ClassVar[str] = "flux_2"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = (
         *INEFFECTIVE_RULES,

@@ -27,7 +27,7 @@ from library.families.shared.random_networks import (
     RandomNetworks,
     prefixed,
 )
-from library.families.shared.random_sizes import LanguageModelSizes
+from library.families.shared.random_sizes import QWEN3_4B, LanguageModelSizes
 
 WORDS, DEV_WORDS = 151936, 131072  # sizes of the published vocabularies, with spare rows
 
@@ -53,11 +53,7 @@ FULL = Flux2Sizes(
     head=128,
     double_blocks=5,
     single_blocks=20,
-    text=2560,
-    text_layers=36,
-    text_mlp=9728,
-    text_heads=32,
-    text_groups=8,
+    **QWEN3_4B,
     vae_widths=(128, 256, 512, 512),
     resolutions=(512, 1024),
 )
@@ -120,7 +116,6 @@ def write_random_model(
 
     Returns paths by part: flux_2, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     make_tokenizer = random_tokenizers.mistral_tokenizer if sizes.guidance else random_tokenizers.qwen_tokenizer
     words = make_tokenizer(places["tokenizer"])

@@ -54,7 +54,8 @@ class Flux2Sampler(FlowSampler):
         return packing.unpack(tokens, height, width)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
-        return flux_2_sigmas(steps, tokens)
+        line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return statistics_vae.denormalised(self.components.vae, latents)
@@ -68,8 +69,3 @@ def empirical_mu(tokens: int, steps: int) -> float:
         return mu_200
     per_step = (mu_200 - slope_10 * tokens - base_10) / 190
     return mu_200 + per_step * (steps - 200)
-
-
-def flux_2_sigmas(steps: int, tokens: int) -> list[float]:
-    line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-    return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()

@@ -46,10 +46,6 @@ def skipped(layers: int) -> int:
     return layers - TAPS * (layers // (TAPS + 1))
 
 
-def load_short_qwen3(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    return language_model.load_qwen3(path, dtype, mmap, skipped)
-
-
 def load_short_mistral(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
     return language_model.load_mistral(path, dtype, mmap, skipped)
 

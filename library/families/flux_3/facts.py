@@ -53,16 +53,13 @@ FACTS = FamilyFacts(
     architecture="Flux.3-klein-base",
     relatives={DISTILLED: ("flux_3_klein", "Flux.3-klein")},
     implementation="https://github.com/black-forest-labs/flux-3-image-klein",
-    has_prediction_type=False,
     adapter_modules={"networks.lora_flux_3": AdapterModule("library.families.flux_3.options:Flux3Args")},
     blocks=(
         BlockGroup("Image blocks", 5, r"_content_mode_blocks_image_(\d+)_"),
         BlockGroup("Text blocks", 5, r"_txt_mode_blocks_(\d+)_"),
         BlockGroup("Joint blocks", 28, r"^lora_unet_single_blocks_(\d+)_"),
     ),
-    trained_in_compute_dtype=True,
     exceeds_fp16=True,  # not known of its published models, which are trained in bf16
-    saves_all_parts=False,
     most_blocks_swapped=27,
     text_tokens=160,
     graphs={"Flux3ImageBlock": 1, "Flux3TextBlock": 1, "MMSingleStreamBlock": 1},  # one more with reference images

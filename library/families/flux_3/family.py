@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,6 @@ from library.families.flux_3.facts import DISTILLED, FACTS
 from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES
 from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
-from library.families.flux_3.text_encoder import MAX_CHAT_TOKENS
 from library.families.shared import packing, part_files, statistics_vae
 from library.families.shared.assistants import idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
@@ -24,7 +22,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 ASSISTANT = "SimpleTuner/flux-3-klein-image-LoRA-experiments"  # the repository of a training adapter
 SAMPLE_DEFAULTS = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
@@ -35,6 +32,7 @@ class Flux3Family(OneEncoderFamily):
 
     config: Flux3Lora | Flux3Train
     name = "flux_3"
+    sampler_class = Flux3Sampler
     checkpoint = FLUX_3_CHECKPOINT
     swapped_class = JOINT
     block_classes: tuple[str, ...] = tuple(CONTAINERS)
@@ -63,7 +61,6 @@ class Flux3Family(OneEncoderFamily):
         OF_TEXT: BlockCost(CONTAINERS[OF_TEXT], activations=2, used=0.05),
         JOINT: BlockCost(CONTAINERS[JOINT], activations=28, used=1.0),
     }
-    text_lengths: Mapping[str, int] = MappingProxyType({"ctx_vec": MAX_CHAT_TOKENS, "ctx_mask": MAX_CHAT_TOKENS})
 
     def __init__(self, config: Flux3Lora | Flux3Train):
         super().__init__(config)
@@ -144,9 +141,6 @@ class Flux3Family(OneEncoderFamily):
         tokens, sizes = packing.pack_with_references(noised.latents, controls)
         output = denoiser(tokens, sizes, text["ctx_vec"], text["ctx_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes[0])
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Flux3Sampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
 """FLUX 3's tensor names: those of the single file, which are ours and ComfyUI's, and diffusers'."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from library.families.flux_3.facts import DISTILLED, FLUX_3_TRANSFORMER
 from library.families.shared.double_stream_keys import join_tensors
-from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, matrices
-from library.families.shared.tensor_names import denoiser_prefix, inverse, rename_path
+from library.families.shared.lora_names import LoraNames, Shapes, SharedForm
+from library.families.shared.tensor_names import inverse, rename_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +106,7 @@ class Flux3LoraNames(LoraNames):
         "ref_time_in",
         "target_timestep_embedder",
     )
+    adapted: ClassVar[str] = IN_BLOCK.pattern
     mergeable: ClassVar[tuple[str, ...]] = (FLUX_3_TRANSFORMER, DISTILLED)
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # diffusers rejects alphas
     elsewhere: ClassVar[str] = (
@@ -126,13 +127,6 @@ class Flux3LoraNames(LoraNames):
 
     def joined(self, name: str, rows: "list[Tensor]") -> "Tensor":
         return join_tensors(name, rows)
-
-    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Yield attention and MLP of all blocks."""
-        for path in matrices(shapes, denoiser_prefix(shapes)):
-            layer = canonical_flux_3_path(path)
-            if IN_BLOCK.fullmatch(layer):
-                yield "denoiser", layer
 
 
 LORA_NAMES = Flux3LoraNames()

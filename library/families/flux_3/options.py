@@ -42,12 +42,7 @@ class Flux3Model(sections.Model):
     vae: str | None = opt(
         None, "The FLUX.2 VAE, which FLUX.3 shares (flux2-vae.safetensors).", kind="file", label="VAE"
     )
-    text_encoder: str | None = opt(
-        None,
-        "The Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors, bf16 or fp8).",
-        kind="file",
-        label="Text encoder",
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-4B", "qwen3vl_4b_bf16.safetensors")
     vae_dtype: Literal["float32", "bfloat16"] = opt(
         "float32", "The number format of the VAE.", label="Number format of the VAE", advanced=True
     )
@@ -91,7 +86,6 @@ class Flux3Network(sections.TransformerNetwork):
     """The adapters that are trained for FLUX.3."""
 
     network_module: Literal["networks.lora_flux_3", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_flux_3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +95,6 @@ class Flux3Run:
     family: ClassVar[str] = "flux_3"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Flux3Flow.size_shift)
 

@@ -17,7 +17,7 @@ from library.families.shared import diffusers_layers, qwen3_vl, random_networks,
 from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, prefixed
-from library.families.shared.random_sizes import LanguageModelSizes
+from library.families.shared.random_sizes import QWEN3_4B, LanguageModelSizes
 
 PUBLISHED_WORDS = 151936  # size of the published vocabulary, with spare rows
 VISION = 64  # width of the only tensor of a vision encoder in the tiny file
@@ -45,18 +45,10 @@ FULL = Flux3Sizes(
     head=128,
     mode_blocks=5,
     joint_blocks=28,
-    text=2560,
-    text_layers=36,
-    text_mlp=9728,
-    text_heads=32,
-    text_groups=8,
+    **QWEN3_4B,
     vae_widths=(128, 256, 512, 512),
     resolutions=(512, 1024),
 )
-
-
-def model_sizes(_config: RunConfig, full: bool) -> Flux3Sizes:
-    return FULL if full else TINY
 
 
 def flux_3_shape(sizes: Flux3Sizes) -> Flux3Shape:
@@ -103,7 +95,6 @@ def write_random_model(
 
     Returns paths by part: flux_3, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     words = PUBLISHED_WORDS if replace(sizes, distilled=False) == FULL else words

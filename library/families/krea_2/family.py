@@ -1,14 +1,13 @@
 """Krea 2 as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
-from library.families.krea_2.checkpoint import KREA_2_CHECKPOINT, TEXT
+from library.families.krea_2.checkpoint import KREA_2_CHECKPOINT
 from library.families.krea_2.facts import FACTS
 from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
 from library.families.krea_2.options import Krea2Lora, Krea2Train
@@ -21,7 +20,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 
 class Krea2Family(OneEncoderFamily):
@@ -29,6 +27,7 @@ class Krea2Family(OneEncoderFamily):
 
     config: Krea2Lora | Krea2Train
     name = "krea_2"
+    sampler_class = Krea2Sampler
     checkpoint = KREA_2_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
@@ -56,9 +55,6 @@ class Krea2Family(OneEncoderFamily):
     }
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
-    text_lengths: Mapping[str, int] = MappingProxyType(
-        {"krea2_vl_embed": TEXT.max_tokens, "krea2_vl_mask": TEXT.max_tokens}
-    )
 
     @property
     def is_turbo(self) -> bool:
@@ -92,9 +88,6 @@ class Krea2Family(OneEncoderFamily):
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(pack(latents), size, text["krea2_vl_embed"], text["krea2_vl_mask"], noised.timesteps)
         return unpack(output.float(), *size)
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Krea2Sampler(self, components)
 
 
 if TYPE_CHECKING:

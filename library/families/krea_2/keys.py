@@ -1,12 +1,12 @@
 """Krea 2's tensor names: those of its own files, which are ours and ComfyUI's, and diffusers'."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import ClassVar
 
 from library.families.krea_2.facts import KREA_2_TRANSFORMER
-from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import denoiser_prefix, inverse, rename_path, without_prefix
+from library.families.shared.lora_names import LoraNames, SharedForm
+from library.families.shared.tensor_names import inverse, rename_path
 
 # diffusers' names -> ours, of layers and lists outside of blocks, and inside of a block.
 OUR_OUTSIDE = {
@@ -78,6 +78,7 @@ class Krea2LoraNames(LoraNames):
         "to_gate",
         "txt_in",
     )
+    adapted: ClassVar[str] = r"blocks\.\d+\.(attn|mlp)\."  # without the fusion of the text's layers and embedders
     mergeable: ClassVar[tuple[str, ...]] = (KREA_2_TRANSFORMER,)
     shared: ClassVar[SharedForm] = SharedForm(has_alphas=False)  # diffusers rejects alphas
     elsewhere: ClassVar[str] = r"^lora_unet_(transformer_blocks|text_fusion)_"
@@ -88,21 +89,8 @@ class Krea2LoraNames(LoraNames):
     def pieces(self, path: str) -> tuple[str, ...]:
         return (diffusers_krea_2_path(path),)
 
-    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """Locate a weight in a file, which is the transformer alone, in either layout."""
-        if part != "denoiser":
-            return None
-        stored = without_prefix(shapes)
-        sources = krea_2_sources(stored)
-        name = f"{path}.weight"
-        return WeightSlice(stored[sources[name][0]] if name in sources else f"{denoiser_prefix(shapes)}{name}")
-
-    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Yield attention and MLP of the blocks, without the fusion of the text's layers and without embedders."""
-        for path in matrices(shapes, denoiser_prefix(shapes)):
-            layer = canonical_krea_2_path(path)
-            if re.match(r"blocks\.\d+\.(attn|mlp)\.", layer):
-                yield "denoiser", layer
+    def rows(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+        return krea_2_sources(names)
 
 
 LORA_NAMES = Krea2LoraNames()

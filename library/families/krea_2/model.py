@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.shared.packing import image_positions
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     TIME_CHANNELS,
     RopeTableCache,
@@ -94,10 +95,7 @@ class Krea2Shape:
 def count_krea_2_blocks(names: Iterable[str]) -> dict[str, int]:
     """Return the number of blocks of each class in a transformer, from its keys."""
     names = list(names)
-    return {
-        kind: len({name.removeprefix(f"{place}.").split(".")[0] for name in names if name.startswith(f"{place}.")})
-        for kind, place in CONTAINERS.items()
-    }
+    return {kind: count_list_blocks(names, place) for kind, place in CONTAINERS.items()}
 
 
 class Krea2Norm(nn.Module):

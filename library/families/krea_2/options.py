@@ -38,12 +38,7 @@ class Krea2Model(sections.Model):
     """The Krea 2 transformer and the networks around it."""
 
     vae: str | None = opt(None, "The Qwen-Image VAE (qwen_image_vae.safetensors).", kind="file", label="VAE")
-    text_encoder: str | None = opt(
-        None,
-        "The Qwen3-VL-4B text encoder (qwen3vl_4b_bf16.safetensors, bf16 or fp8).",
-        kind="file",
-        label="Text encoder",
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-4B", "qwen3vl_4b_bf16.safetensors")
     model_version: Literal["raw", "turbo"] | None = opt(
         None,
         "Their files look the same; train on Raw. Empty: Raw, unless a name says Turbo.",
@@ -89,7 +84,6 @@ class Krea2Network(sections.TransformerNetwork):
     """The adapters that are trained for Krea 2."""
 
     network_module: Literal["networks.lora_krea2", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_krea2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +92,6 @@ class Krea2Run:
 
     family: ClassVar[str] = "krea_2"
     script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Krea2Flow.size_shift)
 

@@ -17,7 +17,7 @@ from library.families.shared import diffusers_layers, qwen3_vl, random_networks,
 from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.lora_names import matrices
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, Tensors
-from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
+from library.families.shared.random_sizes import FULL_QWEN_VAE, QWEN3_4B, LanguageModelSizes, QwenVaeSizes
 
 QWEN3_VL_WORDS = 151936  # size of the published vocabulary, with spare rows
 VISION = 64  # width of the only tensor of a vision encoder in the tiny file
@@ -49,18 +49,10 @@ FULL = Krea2Sizes(
     fusion_blocks=2,
     fusion_head=128,
     fusion_mlp=6912,
-    text=2560,
-    text_layers=36,
-    text_mlp=9728,
-    text_heads=32,
-    text_groups=8,
+    **QWEN3_4B,
     resolutions=(512, 1024),
     **FULL_QWEN_VAE,
 )
-
-
-def model_sizes(_config: RunConfig, full: bool) -> Krea2Sizes:
-    return FULL if full else TINY
 
 
 def krea_2_shape(sizes: Krea2Sizes) -> Krea2Shape:
@@ -103,7 +95,6 @@ def write_random_model(
 
     Returns paths by part: krea_2, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     networks = make_networks(sizes, QWEN3_VL_WORDS if sizes == FULL else words, whole=True)

@@ -48,4 +48,4 @@ class Krea2Sampler(FlowSampler):
         return [*flow.shifted(line, math.exp(mu)).tolist(), 0.0]
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return denormalise_qwen(latents)
+        return denormalise_qwen(self.components.vae, latents)

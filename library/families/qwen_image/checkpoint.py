@@ -14,7 +14,7 @@ from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.qwen_image import pictures, text_encoder
 from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, options_of
-from library.families.qwen_image.model import QwenImage, QwenShape, count_qwen_blocks
+from library.families.qwen_image.model import BLOCK_LIST, QwenImage, QwenShape
 from library.families.qwen_image.options import OTHER_QWEN_FILES
 from library.families.qwen_image.variants import EDIT_2511, QWEN_VARIANTS, TRANSFORMER, QwenVariant, called
 from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
@@ -30,6 +30,7 @@ from library.families.shared.part_files import (
     read_entries,
     whole_model,
 )
+from library.families.shared.tensor_names import count_list_blocks
 
 QWEN_PARTS = {
     "denoiser": Part(
@@ -102,7 +103,7 @@ def find_qwen_problems(
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from other_version_problems(path, config)
-        yield from config.compile.beyond({"QwenImageTransformerBlock": count_qwen_blocks(shapes)})
+        yield from config.compile.beyond({"QwenImageTransformerBlock": count_list_blocks(shapes, BLOCK_LIST)})
 
     yield from files.fitting(
         config,

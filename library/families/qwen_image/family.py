@@ -1,8 +1,7 @@
 """Qwen-Image as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 BLOCK_CLASS = "QwenImageTransformerBlock"
 TEXT_CACHE = TextCache(
@@ -41,6 +39,7 @@ class QwenFamily(OneEncoderFamily):
 
     config: QwenLora | QwenTrain
     name = "qwen_image"
+    sampler_class = QwenSampler
     swapped_class = BLOCK_CLASS
     block_classes = (BLOCK_CLASS,)
     block_chain = BlockChain(("transformer_blocks",))
@@ -49,9 +48,6 @@ class QwenFamily(OneEncoderFamily):
     block_costs = {BLOCK_CLASS: BlockCost("transformer_blocks", activations=30, used=0.333)}
     modulation = {BLOCK_CLASS: BlockModulation(("img_mod.1", "txt_mod.1"), argument=2)}
     sample_defaults = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 25, "scale": 4.0}
-    text_lengths: Mapping[str, int] = MappingProxyType(
-        {"vl_embed": text_encoder.MAX_TOKENS, "vl_mask": text_encoder.MAX_TOKENS}
-    )
 
     def __init__(self, config: QwenLora | QwenTrain):
         super().__init__(config)
@@ -115,9 +111,6 @@ class QwenFamily(OneEncoderFamily):
         tokens, sizes = packing.pack_with_references(noised.latents, controls)
         output = denoiser(tokens, sizes, text["vl_embed"], text["vl_mask"], noised.timesteps)
         return packing.unpack(output.float(), *sizes[0])
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return QwenSampler(self, components)
 
 
 if TYPE_CHECKING:

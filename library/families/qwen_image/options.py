@@ -42,12 +42,7 @@ class QwenModel(sections.Model):
     """The Qwen-Image transformer and the networks around it."""
 
     vae: str | None = opt(None, "The Qwen-Image VAE (qwen_image_vae.safetensors).", kind="file", label="VAE")
-    text_encoder: str | None = opt(
-        None,
-        "The Qwen2.5-VL text encoder (qwen_2.5_vl_7b.safetensors, bf16 or fp8).",
-        kind="file",
-        label="Text encoder",
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors")
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
         "original is Qwen-Image and Qwen-Image-2512; edit and the others see reference images.",
@@ -165,7 +160,6 @@ class QwenNetwork(sections.TransformerNetwork):
     """The adapters that are trained for Qwen-Image."""
 
     network_module: Literal["networks.lora_qwen_image", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_qwen_image"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +169,6 @@ class QwenRun:
     family: ClassVar[str] = "qwen_image"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(QwenFlow.size_shift)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS

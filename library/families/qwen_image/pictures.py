@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from library.families.shared import random_networks
 from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, cut_pixels
 from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.weights import assign
 
 PATCH = 14  # pixels of a patch's side
@@ -99,19 +100,18 @@ def language_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         "words": words,
         "hidden": hidden,
         "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
+        "layers": count_list_blocks(shapes, "layers"),
         "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
     }
 
 
 def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the arguments of `empty_vision_model` from shapes by plain name. Raises KeyError naming a missing one."""
-    blocks = {name.split(".")[2] for name in shapes if name.startswith(f"{VISION}blocks.")}
     return {
         **language_sizes(shapes),
         "vision": shapes[VISION_MARK][0],
         "vision_mlp": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
-        "vision_layers": len(blocks),
+        "vision_layers": count_list_blocks(shapes, f"{VISION}blocks"),
     }
 
 

@@ -18,6 +18,7 @@ from library.families.shared import diffusers_layers, random_networks, random_to
 from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks
 from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
+from library.families.shared.tensor_names import count_list_blocks
 
 VOCABULARY = 152064  # size of the published vocabulary, with spare rows
 
@@ -119,7 +120,6 @@ def write_random_model(
 
     Returns paths by part: qwen_image, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
     networks = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)
@@ -174,7 +174,7 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         "QwenImageLoraLoaderMixin",
         in_channels=shapes["img_in.weight"][1],
         out_channels=shapes["proj_out.weight"][0] // 4,
-        num_layers=len({name.split(".")[1] for name in shapes if name.startswith("transformer_blocks.")}),
+        num_layers=count_list_blocks(shapes, "transformer_blocks"),
         attention_head_dim=head,
         num_attention_heads=shapes["img_in.weight"][0] // head,
         joint_attention_dim=shapes["txt_in.weight"][1],

@@ -82,7 +82,7 @@ class QwenSampler(FlowSampler):
         return qwen_sigmas(steps, tokens)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return denormalise_qwen(latents)
+        return denormalise_qwen(self.components.vae, latents)
 
 
 def qwen_sigmas(steps: int, tokens: int) -> list[float]:

@@ -9,12 +9,13 @@ from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.qwen_image_21 import keys, text_encoder, vae, vae_names
 from library.families.qwen_image_21.facts import FACTS, QWEN_21_TRANSFORMER, QWEN_21_VAE
-from library.families.qwen_image_21.model import BLOCK, Qwen21Shape, QwenImage21, count_qwen_21_blocks
+from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST, Qwen21Shape, QwenImage21
 from library.families.qwen_image_21.options import OTHER_QWEN_21_FILES
 from library.families.shared import language_model, qwen3_vl, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
+from library.families.shared.tensor_names import count_list_blocks
 
 QWEN_21_PARTS = {
     "denoiser": Part(
@@ -54,7 +55,7 @@ def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
         yield from turbo.find_unnamed_turbo(path, config, "base", is_called_turbo(path))
-        yield from config.compile.beyond({BLOCK: count_qwen_21_blocks(shapes)})
+        yield from config.compile.beyond({BLOCK: count_list_blocks(shapes, BLOCK_LIST)})
 
     yield from QWEN_21_FILES.fitting(
         config,

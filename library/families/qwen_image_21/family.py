@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 EMBED, MASK = "qwen21_vl_embed", "qwen21_vl_mask"
 
@@ -37,6 +35,7 @@ class Qwen21Family(OneEncoderFamily):
 
     config: Qwen21Lora | Qwen21Train
     name = "qwen_image_21"
+    sampler_class = Qwen21Sampler
     checkpoint = QWEN_21_CHECKPOINT
     swapped_class = BLOCK
     block_classes = (BLOCK,)
@@ -56,9 +55,6 @@ class Qwen21Family(OneEncoderFamily):
     block_costs = {BLOCK: BlockCost(BLOCK_LIST, activations=26, used=1.0)}
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
-    text_lengths: Mapping[str, int] = MappingProxyType(
-        {EMBED: text_encoder.MAX_CHAT_TOKENS, MASK: text_encoder.MAX_CHAT_TOKENS}
-    )
 
     @property
     def is_turbo(self) -> bool:
@@ -139,9 +135,6 @@ class Qwen21Family(OneEncoderFamily):
         leads = self.leads[: len(controls)] if controls else ()
         output = denoiser(tokens, sizes, text[EMBED], text[MASK], noised.timesteps, leads)
         return unpack(output.float(), *sizes[0])
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return Qwen21Sampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -1,15 +1,13 @@
 """Qwen-Image-2.1's tensor names: diffusers', which are ours, and those of ComfyUI's files, which join two matrices."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from library.families.qwen_image_21.facts import QWEN_21_TRANSFORMER
-from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import denoiser_prefix, without_prefix
+from library.families.shared.lora_names import LoraNames, SharedForm
 
 FUSED, PIECES = "img_mlp.gate_up", ("img_mlp.gate_layer", "img_mlp.proj")
 
@@ -49,6 +47,7 @@ class Qwen21LoraNames(LoraNames):
     marks: ClassVar[str] = r"\.img_mlp\.(gate_layer|gate_up|proj|out)$|^txt_in\.(in|out)_layer$|^modulation\.1$"
     version_word: ClassVar[str] = "qwen_image_21"
     words: ClassVar[tuple[str, ...]] = ("gate_layer", "gate_up", "text_norm", "img_mlp")
+    adapted: ClassVar[str] = r"transformer_blocks\.\d+\.(attn|img_mlp)\."
     mergeable: ClassVar[tuple[str, ...]] = (QWEN_21_TRANSFORMER,)
     # Both programs read plain paths, with alphas. Of kohya's names ComfyUI does not know the two of the joined matrix,
     # and diffusers misreads them.
@@ -60,22 +59,8 @@ class Qwen21LoraNames(LoraNames):
     def apart(self, path: str) -> tuple[str, ...]:
         return split_qwen_21_path(path)
 
-    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """Locate a weight in a file, which is the transformer alone, in either layout."""
-        if part != "denoiser":
-            return None
-        stored, name = without_prefix(shapes), f"{path}.weight"
-        if name not in (sources := qwen_21_sources(stored)):
-            return WeightSlice(f"{denoiser_prefix(shapes)}{name}")
-        key, piece, pieces = sources[name]
-        return WeightSlice(stored[key], piece, pieces)
-
-    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Yield attention and MLP of all blocks."""
-        for path in matrices(shapes, denoiser_prefix(shapes)):
-            for layer in split_qwen_21_path(path):
-                if re.match(r"transformer_blocks\.\d+\.(attn|img_mlp)\.", layer):
-                    yield "denoiser", layer
+    def rows(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+        return qwen_21_sources(names)
 
 
 LORA_NAMES = Qwen21LoraNames()

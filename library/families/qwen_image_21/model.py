@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     EPS,
     TIME_CHANNELS,
@@ -56,16 +57,12 @@ class Qwen21Shape:
             hidden=hidden,
             head=tuple(shapes[f"{BLOCK_LIST}.0.attn.norm_q.weight"])[0],
             mlp=tuple(shapes[f"{BLOCK_LIST}.0.img_mlp.proj.weight"])[0],
-            blocks=count_qwen_21_blocks(shapes),
+            blocks=count_list_blocks(shapes, BLOCK_LIST),
         )
 
     @property
     def axes(self) -> tuple[int, int, int]:
         return rope_axes(self.head)
-
-
-def count_qwen_21_blocks(names: Iterable[str]) -> int:
-    return len({name.split(".")[1] for name in names if name.startswith(f"{BLOCK_LIST}.")})
 
 
 class Qwen21Attention(nn.Module):

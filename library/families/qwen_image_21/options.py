@@ -36,12 +36,7 @@ class Qwen21Model(sections.Model):
     vae: str | None = opt(
         None, "The Qwen-Image-2.1 VAE (qwen_image_2.1_vae_bf16.safetensors).", kind="file", label="VAE"
     )
-    text_encoder: str | None = opt(
-        None,
-        "The Qwen3-VL-8B text encoder (qwen3vl_8b_bf16.safetensors, bf16 or fp8).",
-        kind="file",
-        label="Text encoder",
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-8B", "qwen3vl_8b_bf16.safetensors")
     model_version: Literal["base", "turbo"] | None = opt(
         None,
         "Their files look the same; base takes 40 steps. Empty: base, unless a name says Turbo.",
@@ -96,7 +91,6 @@ class Qwen21Network(sections.TransformerNetwork):
     """The adapters that are trained for Qwen-Image-2.1."""
 
     network_module: Literal["networks.lora_qwen_image_21", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_qwen_image_21"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +100,6 @@ class Qwen21Run:
     family: ClassVar[str] = "qwen_image_21"
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(Qwen21Flow.size_shift)
 

@@ -77,10 +77,6 @@ FULL = Qwen21Sizes(
 )
 
 
-def model_sizes(_config: RunConfig, full: bool) -> Qwen21Sizes:
-    return FULL if full else TINY
-
-
 def qwen_21_shape(sizes: Qwen21Sizes) -> Qwen21Shape:
     """Return the denoiser's sizes."""
     return Qwen21Shape(
@@ -116,7 +112,6 @@ def write_random_model(
 
     Returns paths by part: qwen_image_21, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], seeing=True)
     networks = make_networks(sizes, QWEN_21_WORD_COUNT if sizes == FULL else words)

@@ -99,7 +99,7 @@ class Qwen21Sampler(FlowSampler):
         return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE), LAST_SIGMA)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
-        return denormalise_qwen_21(latents)
+        return denormalise_qwen_21(self.components.vae, latents)
 
 
 def scaled_reference(picture: Image.Image, area: int) -> Image.Image:

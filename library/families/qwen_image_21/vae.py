@@ -6,11 +6,10 @@ H / 16, W / 16].
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from library.families import recognition
@@ -18,47 +17,18 @@ from library.families.qwen_image_21.facts import QWEN_21_VAE, recognise_qwen_21_
 from library.families.qwen_image_21.vae_names import plain_qwen_21_vae_names, plain_qwen_21_vae_shape
 from library.families.shared import random_networks, vae_memory, weights
 from library.families.shared.part_files import complete
+from library.families.shared.qwen_vae import ImageVAE, latent_statistics
 from library.families.shared.vae_tiles import Activations, Reach, in_tiles
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
 
-def _numbers(words: str) -> tuple[float, ...]:
-    return tuple(map(float, words.split()))
-
-
-# Statistics of the 64 channels, which normalise the encoder's output to zero mean and unit variance.
-MEAN = _numbers(
-    "0.5126 0.7721 -0.0631 1.3506 -0.7855 -2.1025 -0.3458 1.3722 1.8873 -1.7177 -0.6510 0.2732 0.7562 "
-    "-0.6163 -1.0277 3.8363 2.0210 0.0472 0.9320 2.0087 2.4954 -0.1391 -1.4249 1.8464 -0.5236 1.2826 "
-    "3.7046 -1.3035 2.7286 -1.4518 -1.9036 -1.9955 -0.0342 -1.0265 -0.7636 3.0555 0.0746 -3.0751 -0.1076 "
-    "1.7376 -1.0914 -1.9435 -0.2784 -1.3680 0.4809 -0.4433 0.3764 0.5729 -2.0595 1.0960 -1.3260 -2.0211 "
-    "-5.0179 0.5275 4.0162 1.8505 0.3026 1.9373 1.4937 0.2632 0.5547 -1.7121 -0.1562 0.0304"
-)
-STD = _numbers(
-    "3.2001 3.2936 3.4321 3.0091 3.1061 4.0379 4.0705 3.7910 3.0785 3.6500 3.9308 3.0904 2.8778 "
-    "3.7675 3.7320 5.0756 3.2864 4.0397 3.1317 4.0443 2.9249 3.9454 3.0988 4.2489 3.4896 3.8513 "
-    "3.9323 3.4719 3.7498 4.2830 3.5694 4.2467 3.9037 3.2947 5.0770 3.5075 3.2700 3.4767 2.8063 "
-    "5.1125 3.5327 4.7833 3.1286 4.1819 3.8527 3.8312 3.5605 4.3875 3.9624 4.0168 3.5643 4.0550 "
-    "5.5614 4.2963 4.4080 3.4959 3.8747 3.7608 3.5735 3.1490 3.7662 3.6746 3.4563 3.8161"
-)
-
-
-class Qwen21VAE(nn.Module):
+class Qwen21VAE(ImageVAE):
     """A VAE of single frames with an alpha channel: opaque when encoded, laid on white when decoded."""
 
     def __init__(self, network: Any):
-        super().__init__()
-        self.network = network
-        self.config = SimpleNamespace(latent_channels=network.config.z_dim // 4)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        super().__init__(network)
+        self.config.latent_channels //= 4
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] -> the means of the posterior [B, 16, H / 8, W / 8]."""
@@ -130,18 +100,13 @@ def qwen_21_latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
         means = vae_memory.encode(vae, pixels.to(vae.device, vae.dtype))
-    mean, std = _channel_statistics(means)
+    mean, std = latent_statistics(vae, means.device)
     return pixel_shuffle((pixel_unshuffle(means.float(), 2) - mean) / std, 2)
 
 
-def denormalise_qwen_21(latents: Tensor) -> Tensor:
-    mean, std = _channel_statistics(latents)
+def denormalise_qwen_21(vae: Any, latents: Tensor) -> Tensor:
+    mean, std = latent_statistics(vae, latents.device)
     return pixel_shuffle(pixel_unshuffle(latents, 2) * std + mean, 2)
-
-
-def _channel_statistics(like: Tensor) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(values, device=like.device)[:, None, None] for values in (MEAN, STD))
-    return mean, std
 
 
 def load_qwen_21_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> Qwen21VAE:

@@ -40,10 +40,6 @@ FULL = Sd15Sizes(
 )
 
 
-def model_sizes(_config: RunConfig, full: bool) -> Sd15Sizes:
-    return FULL if full else TINY
-
-
 def make_networks(sizes: Sd15Sizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
     """Return the networks of these sizes, for a tokenizer with this number of tokens."""
     return RandomNetworks(
@@ -71,8 +67,8 @@ def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: Sd15Sizes = TINY
 ) -> Path:
     """Write `tiny_sd15.safetensors` (the LDM layout) and its tokenizer into a folder; returns the file's path."""
-    parts = network_tensors(Path(folder), seed, dtype, sizes)
-    path = Path(folder) / "tiny_sd15.safetensors"
+    parts = network_tensors(folder, seed, dtype, sizes)
+    path = folder / "tiny_sd15.safetensors"
     return random_unets.write_single_file(path, model.CHECKPOINTS, parts, {}, "tiny SD 1.5")
 
 
@@ -93,7 +89,4 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    from diffusers import loaders
-
-    return random_unets.convert_unet_lora(tensors, config, loaders.StableDiffusionLoraLoaderMixin)
+    return random_unets.convert_unet_lora(tensors, config, "StableDiffusionLoraLoaderMixin")

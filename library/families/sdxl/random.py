@@ -47,10 +47,6 @@ FULL = SdxlSizes(
 )
 
 
-def model_sizes(_config: RunConfig, full: bool) -> SdxlSizes:
-    return FULL if full else TINY
-
-
 def make_networks(sizes: SdxlSizes = TINY, words: int = CLIP_WORDS) -> RandomNetworks:
     """Return the networks of these sizes, for tokenizers with these numbers of tokens."""
     return RandomNetworks(
@@ -92,9 +88,9 @@ def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY
 ) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
-    parts = network_tensors(Path(folder), seed, dtype, sizes)
+    parts = network_tensors(folder, seed, dtype, sizes)
     others = {keys.LOGIT_SCALE: torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)}
-    path = Path(folder) / "tiny_sdxl.safetensors"
+    path = folder / "tiny_sdxl.safetensors"
     return random_unets.write_single_file(path, model.CHECKPOINTS, parts, others, "tiny SDXL")
 
 
@@ -131,7 +127,4 @@ SMALL_MODEL = SmallModel(
 
 
 def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
-    from diffusers import loaders
-
-    return random_unets.convert_unet_lora(tensors, config, loaders.StableDiffusionXLLoraLoaderMixin)
+    return random_unets.convert_unet_lora(tensors, config, "StableDiffusionXLLoraLoaderMixin")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from library.families.shared.tensor_names import count_list_blocks
+
 LAST_MODULATION = re.compile(r"final_layer\.(\w+\.)?adaLN_modulation\.1\.")
 Made = Mapping[str, tuple[str, ...]]  # BFL module -> diffusers modules, in the order of their rows
 SWAPPED = "final_layer.adaLN_modulation.1"
@@ -30,10 +32,6 @@ DOUBLE_STREAM_ATTENTION: Made = {
     "img_attn.proj": ("attn.to_out.0",),
     "txt_attn.proj": ("attn.to_add_out",),
 }
-
-
-def count_list_blocks(names: Iterable[str], blocks: str) -> int:
-    return len({name.split(".")[1] for name in names if name.startswith(f"{blocks}.")})
 
 
 def linears(table: Made, bfl: str, diffusers: str, ends: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:

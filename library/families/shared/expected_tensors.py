@@ -75,16 +75,17 @@ def t5(names: Collection[str]) -> list[str]:
     )
 
 
+LANGUAGE_LAYER = (
+    "self_attn.{q,k,v,o}_proj.weight",
+    "mlp.{gate,up,down}_proj.weight",
+    "{input,post_attention}_layernorm.weight",
+)
+
+
 def language_model(names: Collection[str]) -> list[str]:
     """Return the tensors of a Qwen2, whose attention has biases, or a Qwen3, whose attention has norms."""
     norms = "self_attn.{q,k}_norm.weight" if any("q_norm" in name for name in names) else "self_attn.{q,k,v}_proj.bias"
-    patterns = (
-        norms,
-        "self_attn.{q,k,v,o}_proj.weight",
-        "mlp.{gate,up,down}_proj.weight",
-        "{input,post_attention}_layernorm.weight",
-    )
-    layers = range(list_length(names, "layers."))
+    patterns, layers = (norms, *LANGUAGE_LAYER), range(list_length(names, "layers."))
     return expanded(
         "embed_tokens.weight", "norm.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in patterns)
     )
@@ -92,13 +93,8 @@ def language_model(names: Collection[str]) -> list[str]:
 
 def mistral(names: Collection[str]) -> list[str]:
     """Return the tensors of a Mistral that are read: the norm after the last layer may be missing."""
-    patterns = (
-        "self_attn.{q,k,v,o}_proj.weight",
-        "mlp.{gate,up,down}_proj.weight",
-        "{input,post_attention}_layernorm.weight",
-    )
     layers = range(list_length(names, "layers."))
-    return expanded("embed_tokens.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in patterns))
+    return expanded("embed_tokens.weight", *(f"layers.{n}.{pattern}" for n in layers for pattern in LANGUAGE_LAYER))
 
 
 def vision_language_model(names: Collection[str]) -> list[str]:

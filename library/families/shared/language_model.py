@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from library.families.facts import Shapes
-from library.families.shared import random_networks, weights
-from library.families.shared.part_files import complete
+from library.families.shared import expected_tensors, random_networks, weights
+from library.families.shared.part_files import Part, complete
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.weights import assign
 
 EMBEDDING = "embed_tokens.weight"
@@ -92,6 +93,10 @@ def empty_language_model(
     return random_networks.build_on_meta(make)
 
 
+def qwen3_part(what: str, file: str, option: str = "text_encoder") -> Part:
+    return Part(option, what, ("text_encoder", file), (QWEN3_MARK,), expected_tensors.language_model)
+
+
 def settings_of(shapes: Shapes) -> dict[str, int]:
     """Return the settings of a model, from shapes by plain name. Raises KeyError naming the first that is missing."""
     words, hidden = shapes[EMBEDDING]
@@ -99,7 +104,7 @@ def settings_of(shapes: Shapes) -> dict[str, int]:
         "vocab_size": words,
         "hidden_size": hidden,
         "intermediate_size": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "num_hidden_layers": len({name.split(".")[1] for name in shapes if name.startswith("layers.")}),
+        "num_hidden_layers": count_list_blocks(shapes, "layers"),
         "num_attention_heads": shapes["layers.0.self_attn.q_proj.weight"][0] // HEAD_WIDTH,
         "num_key_value_heads": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
     }

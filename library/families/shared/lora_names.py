@@ -4,12 +4,13 @@ A layer is (part, path): the part of the model, and the module path as in the si
 encoders.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from library.config.problems import ConfigError
-from library.families.shared.tensor_names import denoiser_prefix
+from library.families.shared.tensor_names import denoiser_prefix, without_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,7 @@ class LoraNames:
     encoder_names: ClassVar[tuple[str, ...]] = ()  # prefixes of names that only its text encoders have
     version_word: ClassVar[str]  # contained in ss_base_model_version and modelspec.architecture
     words: ClassVar[tuple[str, ...]] = ()  # parts of paths that contain underscores; all other underscores replace dots
+    adapted: ClassVar[str]  # a pattern of paths in our tree: the layers that a LoRA adapts
     mergeable: ClassVar[tuple[str, ...]]  # descriptions by `recognise` of files that a LoRA can be merged into
     saved: ClassVar[str] = "kohya"  # the format of written files, which ComfyUI and diffusers load completely
     shared: ClassVar[SharedForm] = SharedForm()
@@ -112,14 +114,26 @@ class LoraNames:
             )
         return rows[0]
 
+    def rows(self, names: Iterable[str]) -> Mapping[str, tuple[str, int, int]]:
+        """Plain keys of a file -> {our key: key in the file, index of the row slice, number of slices}, where they
+        differ.
+        """
+        return {}
+
     def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        return WeightSlice(f"{denoiser_prefix(shapes)}{path}.weight") if part == "denoiser" else None
+        """Locate a weight in a file, which is the transformer alone, in either layout."""
+        if part != "denoiser":
+            return None
+        plain, name = without_prefix(shapes), f"{path}.weight"
+        key, piece, pieces = self.rows(plain).get(name, (name, 0, 1))
+        return WeightSlice(plain.get(key) or f"{denoiser_prefix(shapes)}{key}", piece, pieces)
 
     def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
         """Yield the layers that a LoRA adapts; with `convolutions` also those of 3x3."""
-        for path in matrices(shapes, ""):
-            if path.startswith(self.trees):
-                yield "denoiser", path
+        for path in matrices(shapes, denoiser_prefix(shapes)):
+            for layer in self.apart(self.canonical(path)[0]):
+                if re.match(self.adapted, layer):
+                    yield "denoiser", layer
 
 
 def matrices(shapes: Shapes, prefix: str) -> Iterable[str]:

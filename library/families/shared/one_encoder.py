@@ -82,15 +82,8 @@ class OneEncoderFamily(TransformerFamily):
 
     def tokenizer_folder(self, name: str, subfolder: str) -> Path:
         """Return the folder of a tokenizer: beside a network, in diffusers' sub-folder for it, or downloaded."""
-        options = self.config.model
-        base = options.pretrained_model_name_or_path
-        whole = part_files.whole_model(Path(base)) if base and Path(base).exists() else None
-        for place in (options.text_encoder, whole or base, options.vae):
-            for folder in tokenizers.tokenizer_places(name, place, subfolder, None):
-                if tokenizers.has_tokenizer(folder, tokenizers.tokenizer_kind(name)):
-                    return folder
-        token, cache_dir = self.config.hub.huggingface_token, options.tokenizer_cache_dir
-        return tokenizers.find_tokenizer(name, whole or base, subfolder, cache_dir, token)
+        files = (self.config.model.text_encoder, self.config.model.vae)
+        return tokenizers.tokenizer_beside(name, subfolder, self.config, files)
 
     def stored_shapes(self) -> dict[str, Shapes]:
         """Return the shapes of the parts whose files are on this machine."""
@@ -121,11 +114,7 @@ class OneEncoderFamily(TransformerFamily):
         words = self.tokenizers_of_captions()
         source = {part: str(path) for part, path in paths.items()}
         components = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
-        if not deferring:
-            components.read_denoiser()
-            components.read_vae()
-            components.read_encoders()
-        return components
+        return components if deferring else components.read_all()
 
     def frozen_type(self, part: str, dtype: torch.dtype) -> torch.dtype:
         return torch.float32 if part == "vae" and dtype == torch.float16 else dtype
@@ -141,6 +130,10 @@ class OneEncoderFamily(TransformerFamily):
     @property
     def caption_limit(self) -> CaptionLimit:
         return CaptionLimit(ENCODER, self.checkpoint.max_tokens - self.checkpoint.template_tokens)
+
+    @property
+    def text_lengths(self) -> Mapping[str, int]:
+        return dict.fromkeys(self.text_cache.keys, self.checkpoint.max_tokens)
 
     def tokenizers_of_captions(self) -> tokenizers.Tokenizers:
         return tokenizers.Tokenizers(self.tokenizer_folders())

@@ -179,10 +179,7 @@ class PartFiles:
             {name: tuple(entry["shape"]) for name, entry in entries.items()}
         )
         if description == "a LoRA file":
-            template = "{path} is a LoRA file, not a model; expected {what}"
-            if part == "denoiser":
-                template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
-            return Message(template, path=path, what=definition.what)
+            return lora_in_place_of(part, path, definition)
         words = self.words.get(part, description)
         expected_words = (words,) if isinstance(words, str) else words
         marked = any(name.endswith(definition.marker) for name in shapes)
@@ -204,15 +201,7 @@ class PartFiles:
                 instead=self.instead,
             )
         other = family if part == "denoiser" and family is not self.facts else None
-        if other:
-            return Message(
-                "{path} is {found}; train it with {scripts}; expected {what}",
-                path=path,
-                found=description,
-                scripts=either(other.scripts),
-                what=definition.what,
-            )
-        return Message("{path} is {found}; expected {what}", path=path, found=description, what=definition.what)
+        return other_kind(path, definition, description, other)
 
     def mismatched(self, shapes: Mapping[str, Shapes], widths: Mapping[str, tuple[str, int]]) -> Iterator[Problem]:
         """Yield problems of parts that are valid but do not match: `widths` has a tensor of each part, and its number
@@ -238,6 +227,23 @@ class PartFiles:
         return hub.unreachable_model(
             self.parts[part].option, name, lambda names: self.files_to_download(names, part), token
         )
+
+
+def lora_in_place_of(part: str, path: Path, definition: Part) -> Message:
+    """Return the message for a LoRA file that was given as a part."""
+    template = "{path} is a LoRA file, not a model; expected {what}"
+    if part == "denoiser":
+        template = "{path} is a LoRA file, not a model: give it as --network_weights; expected {what}"
+    return Message(template, path=path, what=definition.what)
+
+
+def other_kind(path: Path, definition: Part, found: str, family: FamilyFacts | None) -> Message:
+    """Return the message for a file of another kind than a part, with the scripts of its family if it has one."""
+    template, scripts = "{path} is {found}; expected {what}", {}
+    if family:
+        template = "{path} is {found}; train it with {scripts}; expected {what}"
+        scripts = {"scripts": either(family.scripts)}
+    return Message(template, path=path, found=found, what=definition.what, **scripts)
 
 
 def _is_named(path: Path, part: Part) -> bool:

@@ -13,44 +13,6 @@ from library.families.shared.part_files import Part, complete
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
-# Statistics of the 16 channels, which normalise the encoder's output to zero mean and unit variance.
-MEAN = (
-    -0.7571,
-    -0.7089,
-    -0.9113,
-    0.1075,
-    -0.1745,
-    0.9653,
-    -0.1517,
-    1.5508,
-    0.4134,
-    -0.0715,
-    0.5517,
-    -0.3632,
-    -0.1922,
-    -0.9497,
-    0.2503,
-    -0.2921,
-)
-STD = (
-    2.8184,
-    1.4541,
-    2.3275,
-    2.6558,
-    1.2196,
-    1.7708,
-    2.6052,
-    2.0743,
-    3.2687,
-    2.1526,
-    2.8652,
-    1.5579,
-    1.6382,
-    1.1253,
-    2.8251,
-    1.9160,
-)
-
 
 def part(what: str, file: str) -> Part:
     return Part("vae", what, ("vae", file), (qwen_vae_names.DIFFUSERS_MARK,), expected_tensors.video_autoencoder)
@@ -84,23 +46,21 @@ class ImageVAE(nn.Module):
 def latents(vae: Any, pixels: Tensor) -> Tensor:
     """Pixels [B, 3, H, W] in [-1, 1] -> normalised means of an ImageVAE, float32 [B, 16, H / 8, W / 8]; not sampled."""
     with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
-        return normalise_qwen(vae_memory.encode(vae, pixels.to(vae.device, vae.dtype)))
+        means = vae_memory.encode(vae, pixels.to(vae.device, vae.dtype)).float()
+        mean, std = latent_statistics(vae, means.device)
+        return (means - mean) / std
 
 
-def normalise_qwen(means: Tensor) -> Tensor:
-    """The output of `encode` -> normalised latents [B, 16, h, w], float32."""
-    mean, std = _constants(means)
-    return (means.float() - mean) / std
-
-
-def denormalise_qwen(latents: Tensor) -> Tensor:
-    mean, std = _constants(latents)
+def denormalise_qwen(vae: Any, latents: Tensor) -> Tensor:
+    mean, std = latent_statistics(vae, latents.device)
     return latents * std + mean
 
 
-def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
-    mean, std = (torch.tensor(values, device=like.device)[: like.shape[1], None, None] for values in (MEAN, STD))
-    return mean, std
+def latent_statistics(vae: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each channel of the encoder's output [C, 1, 1], as diffusers has them."""
+    config = vae.network.config
+    mean, std = (torch.tensor(values, device=device) for values in (config.latents_mean, config.latents_std))
+    return mean[: config.z_dim, None, None], std[: config.z_dim, None, None]
 
 
 def load_qwen_vae(path: Path, dtype: torch.dtype, mmap: bool = True) -> ImageVAE:

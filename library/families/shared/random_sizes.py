@@ -10,6 +10,10 @@ from library.families.shared.qwen_vae import ImageVAE
 FULL_QWEN_VAE: dict[str, Any] = {"vae": 96, "vae_widths": (1, 2, 4, 4), "vae_resnets": 2}
 
 
+# LanguageModelSizes of Qwen3-4B and Qwen3-VL-4B.
+QWEN3_4B: dict[str, Any] = {"text": 2560, "text_layers": 36, "text_mlp": 9728, "text_heads": 32, "text_groups": 8}
+
+
 @dataclass(frozen=True)
 class LanguageModelSizes:
     """Width and depth of a language model used as text encoder."""

@@ -68,13 +68,13 @@ def write_single_file(
     return write_atomic(path, lambda temporary: save_file(file, temporary, {"modelspec.title": title}))
 
 
-def convert_unet_lora(tensors: JsonObject, config: RunConfig, loader: Any) -> tuple[JsonObject, LayerSizes]:
-    """Return a LoRA file's adapters by diffusers' names, as its `loader` reads them, and the layer sizes of its
-    model.
+def convert_unet_lora(tensors: JsonObject, config: RunConfig, loader: str) -> tuple[JsonObject, LayerSizes]:
+    """Return a LoRA file's adapters by diffusers' names, as this class of diffusers reads them, and the layer sizes of
+    its model.
     """
-    from diffusers import utils
+    from diffusers import loaders, utils
 
     denoiser = families.family_for(config).load(torch.float32).denoiser
-    renamed = loader.lora_state_dict(dict(tensors), unet_config=denoiser.config)[0]
+    renamed = getattr(loaders, loader).lora_state_dict(dict(tensors), unet_config=denoiser.config)[0]
     unet_tensors = {name.removeprefix("unet."): tensor for name, tensor in renamed.items() if name.startswith("unet.")}
     return utils.convert_unet_state_dict_to_peft(unet_tensors), layer_sizes(denoiser)

@@ -46,6 +46,11 @@ def without_prefix(names: Iterable[str]) -> dict[str, str]:
     return {name.removeprefix(prefix): key for name, key in plain.items() if name.startswith(prefix)}
 
 
+def count_list_blocks(names: Iterable[str], blocks: str) -> int:
+    start = f"{blocks}."
+    return len({name.removeprefix(start).partition(".")[0] for name in names if name.startswith(start)})
+
+
 def replace_prefix(name: str, table: Mapping[str, str]) -> str:
     """Replace the longest prefix of a dotted name that is in the table; return the name unchanged if none is."""
     parts = name.split(".")

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import huggingface_hub
 
 from library.config.outside_files import TOKENIZER, check_file_size, read_outside_text, table_of
 from library.config.problems import ConfigError, Problem, together
+from library.families.recognition import whole_model
 from library.families.shared import hub
 from library.files import write_atomic
 
@@ -117,6 +118,21 @@ def find_tokenizer(
             return folder
     folder = cached(name) or download_tokenizer(name, token, places)
     return copy_tokenizer(folder, Path(cache_dir) / name.replace("/", "_")) if cache_dir else folder
+
+
+def tokenizer_beside(name: str, subfolder: str, config: Any, files: Sequence[str | None]) -> Path:
+    """Return the folder of a tokenizer: beside the first of a model's files, in the base model's sub-folder for it,
+    beside the other files, or downloaded. Raises ConfigError.
+    """
+    base, (first, *others) = config.model.pretrained_model_name_or_path, files
+    whole = whole_model(Path(base)) if base and Path(base).exists() else None
+    for place in (first, whole or base, *others):
+        for folder in tokenizer_places(name, place, subfolder, None):
+            if has_tokenizer(folder, tokenizer_kind(name)):
+                return folder
+    return find_tokenizer(
+        name, whole or base, subfolder, config.model.tokenizer_cache_dir, config.hub.huggingface_token
+    )
 
 
 def tokenizer_of_option(folder: str, name: str, option: str) -> Path:

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from library.families.base import ModelComponents
+from library.families.shared.sampler import FlowSampler
 from library.objectives import flow
 from library.objectives.base import NoisedBatch
 
@@ -15,6 +16,7 @@ from library.objectives.base import NoisedBatch
 class TransformerFamily(ABC):
     """Holds the run's config. All blocks have the same tokens and run in the order of the module tree."""
 
+    sampler_class: ClassVar[type[FlowSampler]]
     utilization = {False: 0.3, True: 0.42}
     patch_size = 2
     text_adapter_targets: tuple[str, ...] = ()
@@ -23,6 +25,9 @@ class TransformerFamily(ABC):
     def __init__(self, config: Any):
         self.config = config
         self.grid: int = type(config).grid
+
+    def sampler(self, components: ModelComponents) -> FlowSampler:
+        return self.sampler_class(self, components)
 
     @property
     def validation_timesteps(self) -> list[float]:

@@ -213,11 +213,7 @@ class UnetFamily(ABC):
         components = ModelComponents(
             denoiser, None, {}, self._tokenizers(model_path), source, deferred, fill_denoiser=fill
         )
-        if not deferring:
-            components.read_denoiser()
-            components.read_vae()
-            components.read_encoders()
-        return components
+        return components if deferring else components.read_all()
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         """Return the whole model under the single file's names, in its present dtypes."""

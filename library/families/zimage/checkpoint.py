@@ -1,10 +1,11 @@
 """Z-Image's files: locate, validate and read each of the three parts, and encode captions."""
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from library.config.outside_files import table_of
 from library.config.problems import Problem
@@ -26,13 +27,7 @@ ZIMAGE_PARTS = {
         ("transformer", "z_image_*.safetensors"),
         ("layers.0.attention.to_q.weight",),
     ),
-    "text_encoder": Part(
-        "text_encoder",
-        OTHER_ZIMAGE_FILES["text_encoder"],
-        ("text_encoder", "qwen_3_4b*.safetensors"),
-        (language_model.QWEN3_MARK,),
-        expected_tensors.language_model,
-    ),
+    "text_encoder": language_model.qwen3_part(OTHER_ZIMAGE_FILES["text_encoder"], "qwen_3_4b*.safetensors"),
     "vae": Part(
         "vae",
         OTHER_ZIMAGE_FILES["vae"],
@@ -90,14 +85,6 @@ def calls_itself_turbo(path: Path) -> bool:
     return whole is not None and table_of(whole / "scheduler" / "scheduler_config.json").get("shift") == TURBO_SHIFT
 
 
-def load_vae(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    return autoencoder.load_autoencoder(path, dtype, autoencoder.FLUX, mmap)
-
-
-def load_zimage_encoder(path: Path, dtype: Any, mmap: bool = True) -> nn.Module:
-    return language_model.load_qwen3(path, dtype, mmap, lambda _layers: SKIPPED_LAYERS)
-
-
 def zimage_token_ids(tokenizer: Any, captions: Collection[str]) -> list[list[int]]:
     texts = [f"{TEMPLATE[0]}{caption}{TEMPLATE[1]}" for caption in captions]
     return tokenizer(texts, max_length=MAX_TOKENS, truncation=True).input_ids if texts else []
@@ -119,7 +106,10 @@ ZIMAGE_CHECKPOINT = Checkpoint(
     find_zimage_problems,
     zimage_shapes,
     ZIMAGE_DENOISER.open,
-    {"vae": load_vae, "text_encoder": load_zimage_encoder},
+    {
+        "vae": lambda path, dtype, mmap: autoencoder.load_autoencoder(path, dtype, autoencoder.FLUX, mmap),
+        "text_encoder": functools.partial(language_model.load_qwen3, skipped=lambda _layers: SKIPPED_LAYERS),
+    },
     tokenizers.QWEN3,
     encode_zimage_captions,
     longest_zimage_caption,

@@ -1,7 +1,6 @@
 """Z-Image as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
-from library.families.zimage.checkpoint import MAX_TOKENS, ZIMAGE_CHECKPOINT
+from library.families.zimage.checkpoint import ZIMAGE_CHECKPOINT
 from library.families.zimage.facts import FACTS
 from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
@@ -23,7 +22,6 @@ from library.objectives.base import NoisedBatch
 
 if TYPE_CHECKING:
     from library.families.base import Family
-    from library.families.shared.sampler import Sampler
 
 NOISE, CONTEXT, BLOCK = CONTAINERS
 # Dimensions with varying numbers of tokens: stream, pe and mask. Modulated blocks take the time after the stream.
@@ -37,6 +35,7 @@ class ZImageFamily(OneEncoderFamily):
 
     config: ZImageLora | ZImageTrain
     name = "zimage"
+    sampler_class = ZImageSampler
     checkpoint = ZIMAGE_CHECKPOINT
     swapped_class = BLOCK
     block_classes = tuple(CONTAINERS)
@@ -63,7 +62,6 @@ class ZImageFamily(OneEncoderFamily):
     }
     architecture = FACTS.architecture
     base_model_version = FACTS.base_model_version
-    text_lengths: Mapping[str, int] = MappingProxyType({"llm_embed": MAX_TOKENS, "llm_mask": MAX_TOKENS})
 
     @property
     def is_turbo(self) -> bool:
@@ -109,9 +107,6 @@ class ZImageFamily(OneEncoderFamily):
         size = latents.shape[-2] // 2, latents.shape[-1] // 2
         output = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
         return -unpack_channels_last(output.float(), *size)
-
-    def sampler(self, components: ModelComponents) -> "Sampler":
-        return ZImageSampler(self, components)
 
 
 if TYPE_CHECKING:

@@ -1,14 +1,12 @@
 """Z-Image's tensor names: diffusers', which are ours, and those of the original and of ComfyUI's files."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from library.families.shared.lora_names import LoraNames, Shapes, SharedForm, WeightSlice, matrices
-from library.families.shared.tensor_names import denoiser_prefix
+from library.families.shared.lora_names import LoraNames, SharedForm
 from library.families.zimage.facts import ZIMAGE_TRANSFORMER
 from library.families.zimage.model import PATCH
 
@@ -86,6 +84,7 @@ class ZImageLoraNames(LoraNames):
         "t_embedder",
         "feed_forward",
     )
+    adapted: ClassVar[str] = r"layers\.\d+\.(attention|feed_forward)\."  # without refiners and modulation
     mergeable: ClassVar[tuple[str, ...]] = (ZIMAGE_TRANSFORMER,)
     shared: ClassVar[SharedForm] = SharedForm(is_peft=False, has_lokr=True)
     saved: ClassVar[str] = "comfy"
@@ -97,21 +96,8 @@ class ZImageLoraNames(LoraNames):
     def apart(self, path: str) -> tuple[str, ...]:
         return split_path(path)
 
-    def slice_of(self, part: str, path: str, shapes: Shapes) -> WeightSlice | None:
-        """Locate a weight in a file, which is the transformer alone, in either layout."""
-        if part != "denoiser":
-            return None
-        prefix = denoiser_prefix(shapes)
-        plain = (name.removeprefix(prefix) for name in shapes if name.startswith(prefix))
-        name, piece, pieces = zimage_sources(plain).get(f"{path}.weight", (f"{path}.weight", 0, 1))
-        return WeightSlice(f"{prefix}{name}", piece, pieces)
-
-    def layers(self, shapes: Shapes, convolutions: bool) -> Iterator[tuple[str, str]]:
-        """Yield attention and MLP of the blocks with text and image, without refiners and modulation."""
-        for path in matrices(shapes, denoiser_prefix(shapes)):
-            for layer in split_path(canonical_zimage_path(path)):
-                if re.match(r"layers\.\d+\.(attention|feed_forward)\.", layer):
-                    yield "denoiser", layer
+    def rows(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+        return zimage_sources(names)
 
 
 LORA_NAMES = ZImageLoraNames()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     TIME_CHANNELS,
     FinalLayer,
@@ -84,10 +85,7 @@ CONTAINERS = {
 def count_zimage_blocks(names: Iterable[str]) -> dict[str, int]:
     """Return the number of blocks of each class in a transformer, from its keys."""
     names = list(names)
-    return {
-        kind: len({name.split(".")[1] for name in names if name.startswith(f"{container}.")})
-        for kind, (container, _) in CONTAINERS.items()
-    }
+    return {kind: count_list_blocks(names, container) for kind, (container, _) in CONTAINERS.items()}
 
 
 class ZImageAttention(nn.Module):

@@ -35,9 +35,7 @@ class ZImageModel(sections.Model):
     """The Z-Image transformer and the networks around it."""
 
     vae: str | None = opt(None, "The FLUX.1 autoencoder (ae.safetensors).", kind="file", label="VAE")
-    text_encoder: str | None = opt(
-        None, "The Qwen3-4B text encoder (qwen_3_4b.safetensors, bf16 or fp8).", kind="file", label="Text encoder"
-    )
+    text_encoder: str | None = sections.text_encoder_file("Qwen3-4B", "qwen_3_4b.safetensors")
     model_version: Literal["base", "turbo"] | None = opt(
         None,
         "Their files look the same; De-Turbo is base. Empty: base, unless a name says Turbo.",
@@ -80,7 +78,6 @@ class ZImageNetwork(sections.TransformerNetwork):
     """The adapters that are trained for Z-Image."""
 
     network_module: Literal["networks.lora_zimage", "lycoris.kohya"] | str | None = sections.network_module()
-    usual: ClassVar[str] = "networks.lora_zimage"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,6 @@ class ZImageRun:
 
     family: ClassVar[str] = "zimage"
     script_with = staticmethod(families.script_with)
-    shifts_samples: ClassVar[bool] = True
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
     ineffective_rules: ClassVar[tuple[Rule, ...]] = sections.flow_rules(ZImageFlow.size_shift)
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS

@@ -24,7 +24,8 @@ from library.families.shared.random_networks import (
     enlarge_encoder_output,
     prefixed,
 )
-from library.families.shared.random_sizes import LanguageModelSizes
+from library.families.shared.random_sizes import QWEN3_4B, LanguageModelSizes
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.zimage import keys
 from library.families.zimage.checkpoint import LENGTH_MULTIPLE, SKIPPED_LAYERS
 from library.families.zimage.family import ZImageFamily
@@ -58,18 +59,10 @@ FULL = ZImageSizes(
     time=(1024, 256),
     blocks=30,
     refiners=2,
-    text=2560,
-    text_layers=36,
-    text_mlp=9728,
-    text_heads=32,
-    text_groups=8,
+    **QWEN3_4B,
     vae_widths=(128, 256, 512, 512),
     resolutions=(512, 1024),
 )
-
-
-def model_sizes(_config: RunConfig, full: bool) -> ZImageSizes:
-    return FULL if full else TINY
 
 
 def zimage_shape(sizes: ZImageSizes) -> ZImageShape:
@@ -111,7 +104,6 @@ def write_random_model(
 
     Returns paths by part: zimage, text_encoder, vae (all .safetensors) and tokenizer (a folder).
     """
-    folder = Path(folder)
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"])
     networks = make_networks(sizes, VOCABULARY if sizes == FULL else words, skipped=0)
@@ -150,17 +142,13 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
     """Return a LoRA file's adapters by diffusers' names, and the layer sizes of diffusers' model."""
     shapes = diffusers_layers.stored_shapes(config)
     (hidden, tokens), head = shapes["x_embedder.weight"], shapes["layers.0.attention.q_norm.weight"][0]
-    refiners, blocks = (
-        len({name.split(".")[1] for name in shapes if name.startswith(group)})
-        for group in ("noise_refiner.", "layers.")
-    )
     return diffusers_layers.convert_with_mixin(
         tensors,
         "ZImageTransformer2DModel",
         "ZImageLoraLoaderMixin",
         dim=hidden,
-        n_layers=blocks,
-        n_refiner_layers=refiners,
+        n_layers=count_list_blocks(shapes, "layers"),
+        n_refiner_layers=count_list_blocks(shapes, "noise_refiner"),
         n_heads=hidden // head,
         n_kv_heads=hidden // head,
         in_channels=tokens // 4,

@@ -51,12 +51,8 @@ class ZImageSampler(FlowSampler):
         return unpack_channels_last(tokens, height, width) / scale + shift
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
-        return zimage_sigmas(steps)
+        line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
+        return [*flow.shifted(line, SHIFT).tolist(), 0.0]
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return latents
-
-
-def zimage_sigmas(steps: int) -> list[float]:
-    line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    return [*flow.shifted(line, SHIFT).tolist(), 0.0]
