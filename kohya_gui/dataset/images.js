@@ -275,7 +275,7 @@ function card(row) {
   return make("article", { "data-name": row.name },
     picture,
     make("div", { className: "about" },
-      make("label", { className: "name" }, box, make("span", {}, row.name)),
+      make("label", { className: "name", title: row.name }, box, make("span", {}, row.name)),
       captionField(row, storeCaption),
       make("small", { className: "quiet" }, facts(row)),
       make("div", { className: "badges" }, badges(row))));
