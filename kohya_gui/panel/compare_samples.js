@@ -17,7 +17,7 @@ function compare(sample) {
   const place = row.indexOf(sample);
   dialog ??= build();
   const samples = row.map(({ dataset }) => ({
-    title: dataset.title ?? translated(say("Step {step}", { step: dataset.step ?? "" })),
+    title: dataset.title ?? translated(Number(dataset.step) ? say("Step {step}", { step: dataset.step ?? "" }) : "Base model"),
     large: dataset.large ?? "",
   }));
   dialog.row = samples;

@@ -87,12 +87,13 @@ def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObjec
 def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
     step = _whole_number(event.get("step"))
     about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
+    title = Message("Step {step}", step=step) if step else Message("Base model")
     large = html.escape(sample_address(run.id, place))
     small = f"{large}?small=true"
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
-        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about)}>'
-        f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{step}</span></button>'
+        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about, title)}>'
+        f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
     )
 
 

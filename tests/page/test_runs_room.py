@@ -10,9 +10,10 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from kohya_gui.api.building import build_api
+from kohya_gui.panel import monitor
 from kohya_gui.runs.runs import RunsRoom
 from library.config.problems import ConfigError
-from library.runs import keys, layout, notes, registry
+from library.runs import keys, layout, notes, reader, registry
 
 
 def recorded(home, name, rate, **facts):
@@ -38,6 +39,17 @@ def recorded(home, name, rate, **facts):
     layout.store(folder / layout.RUN, told)
     registry.add_pointer(folder)
     return folder
+
+
+def test_the_panel_shows_samples_of_a_run_at_work_above_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    recorded(tmp_path, "one", 1e-4)
+    for active, place in ((True, "pictures"), (False, "gallery")):
+        monkeypatch.setattr(reader.RecordedRun, "active", active)
+        rendered = {name: part.render() for name, part in monitor.panel_parts("").items()}
+        assert [name for name, markup in rendered.items() if 'class="sample"' in markup] == [place]
+        assert ">Base model</span>" in rendered[place] and ">Step 30</span>" in rendered[place]
+    assert list(rendered).index("pictures") < min(list(rendered).index(name) for name in ("rates", "numbers", "usage"))
 
 
 def test_a_saved_model_is_a_download_and_nothing_else_is(tmp_path, monkeypatch):
@@ -105,6 +117,8 @@ def look_at_samples(visitor):
     page, viewer = visitor.page, visitor.page.locator("dialog.viewer")
     shots = page.locator(".gallery .shot")
     shots.nth(5).wait_for()
+    above, charts = page.locator(".run-samples").bounding_box(), page.locator(".plots").bounding_box()
+    assert above["y"] < charts["y"]  # what it has learned comes first
     assert shots.count() == 6 and page.locator(".gallery").get_by_text("a <b>cat</b>").count() == 1
     shots.nth(1).click()
     page.keyboard.press("ArrowRight")
