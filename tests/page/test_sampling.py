@@ -422,6 +422,11 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     assert read_toml(words[1]) == {"pretrained_model_name_or_path": str(root / "base.safetensors")}
     assert "--word=zorb" in words and f"--lora={root / 'words' / 'zorb.safetensors'}=1" in words
     assert (place / "prompts.txt").read_text() == f"a zorb --cn {root / 'edges.png'}\n"
+    Image.new("RGB", (32, 32)).save(root / "made.png")
+    made = {"columns": ["zorb", "no zorb"], "rows": ["a zorb"], "folder": str(root)}
+    layout.store(place / jobs.RESULT, {**made, "files": [[str(root / "made.png"), None]]})
+    box.locator(".board .sample").wait_for()
+    assert box.locator("#sampling-sheet").input_value() == f"job:{place.name}"  # its name stands above its pictures
     failed = ConfigError("{path} does not exist", path="edges.png").said
     layout.store(
         place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
