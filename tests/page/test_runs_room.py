@@ -1,5 +1,6 @@
 """The room Runs: from the table to a run's page, its charts, samples and note, two runs together, and back."""
 
+import io
 import json
 import math
 import time
@@ -10,7 +11,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from kohya_gui.api.building import build_api
-from kohya_gui.panel import monitor
+from kohya_gui.panel import monitor, samples
 from kohya_gui.runs.runs import RunsRoom
 from library.config.problems import ConfigError
 from library.runs import keys, layout, notes, reader, registry
@@ -241,3 +242,8 @@ def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypa
         answer = api.get(f"/api/v1/runs/{sample['run']}/samples/{sample['place']}")
         maker = "first" if sample["step"] == 0 else "second"
         assert answer.content == (tmp_path / maker / f"{maker}-{sample['step']}-1.png").read_bytes()
+    parts = {name: part.render() for name, part in monitor.panel_parts(second.name).items()}
+    assert parts["gallery"].count(">Base model</span>") == 2 and f"runs/{first.name}/samples/0" in parts["gallery"]
+    assert f"run={second.name}" in parts["learned"]  # the picture from the base model to the end
+    sheet = Image.open(io.BytesIO(samples.show_learned({"run": second.name}).body)).convert("RGB")
+    assert {(0, 80, 40), (120, 80, 40), (240, 80, 40)} <= {colour for _, colour in sheet.getcolors(1 << 20)}
