@@ -229,8 +229,9 @@ async function showPage() {
   view.start = answer.start;
   rows = answer.rows;
   part(".cards").replaceChildren(...rows.map(card));
-  if (!rows.length) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
-  for (const pager of all(root, ".pager")) pager.replaceChildren(...turns(answer.start, answer.total));
+  if (!rows.length && now?.kinds.all) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
+  for (const pager of all(root, ".pager"))
+    pager.replaceChildren(...(answer.total ? turns(answer.start, answer.total) : []));
   showChosen();
 }
 

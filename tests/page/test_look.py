@@ -52,13 +52,18 @@ def test_nothing_is_cut_off_between_a_small_phone_and_a_desk(visit, language):
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_a_long_file_name_leaves_the_caption_in_its_card(visit, served):
+def test_an_empty_folder_has_one_sentence_and_a_long_file_name_stays_in_its_card(visit, served):
     folder = served[1] / "long"
     folder.mkdir()
-    Image.new("RGB", (64, 64)).save(folder / f"{'a_long_name_' * 15}.png")
     visitor = visit()
     visitor.room("Data")
     visitor.page.locator("#images-folder").fill(str(folder))
+    with visitor.page.expect_response(lambda response: "images_page" in response.url):
+        visitor.click("Open folder")
+    visitor.until("A training would find no images here.", ".images .overview")
+    visitor.page.wait_for_timeout(100)
+    visitor.page.locator(".images .cards:empty").wait_for(state="attached")  # nothing was searched for
+    Image.new("RGB", (64, 64)).save(folder / f"{'a_long_name_' * 15}.png")
     visitor.click("Open folder")
     card = visitor.page.locator(".images article")
     outer, caption = card.bounding_box(), card.locator("textarea").bounding_box()
