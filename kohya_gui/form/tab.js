@@ -173,7 +173,8 @@ async function press(training, act, more = {}) {
  * Whether an answer of a check is still to come.
  * @param {string} tab
  */
-const isChecking = (tab) => [...pending.keys()].some((doing) => CHECKS.some((act) => doing.startsWith(`${tab} ${act}`)));
+const isChecking = (tab) =>
+  [...pending.keys()].some((doing) => CHECKS.some((act) => doing.startsWith(`${tab} ${act}`)));
 
 /**
  * Check a form again that was changed during its check. The user starts the training after seeing the result.
