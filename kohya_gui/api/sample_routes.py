@@ -1,6 +1,5 @@
 """The sample images of a run over HTTP."""
 
-import math
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -9,11 +8,9 @@ from starlette.responses import Response
 
 from kohya_gui.api import answers
 from kohya_gui.api.answers import Answer, answer
-from kohya_gui.panel import samples
+from kohya_gui.panel import resumed_samples, samples
 from library.config.problems import ConfigError, Problem
-from library.runs import layout, lineage, queue, reader
-
-MAX_RESUMED = 50  # runs before one, each resumed by the next
+from library.runs import layout, queue
 
 
 class SampleImage(BaseModel):
@@ -42,7 +39,8 @@ def sample_router() -> APIRouter:
         run: str, resumed: Annotated[bool, Query(description="After those of the runs that it goes on from")] = False
     ) -> Any:
         found = answers.run_of_id(run)
-        return answer(SampleList, samples=_with_resumed(found) if resumed else _own(found))
+        listed = resumed_samples.with_resumed(found) if resumed else resumed_samples.own_samples(found)
+        return answer(SampleList, samples=[_described(sample) for sample in listed])
 
     pictures: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}
 
@@ -62,31 +60,16 @@ def sample_router() -> APIRouter:
     return routes
 
 
-def _own(run: reader.RecordedRun) -> list[dict[str, Any]]:
-    return [
-        {
-            "run": run.id,
-            "place": place,
-            "step": _whole(event.get("step")),
-            "number": _whole(event.get("number")),
-            "prompt": str(event.get("prompt") or ""),
-            "made": event["t"] if isinstance(event.get("t"), layout.NUMBER) else 0.0,
-        }
-        for place, event in enumerate(reader.progress(run.folder).update().events.get("sample", ()))
-    ]
-
-
-def _with_resumed(run: reader.RecordedRun) -> list[dict[str, Any]]:
-    """The samples of a run, and before them those of the runs that it goes on from, up to where it does."""
-    found: list[dict[str, Any]] = []
-    until, seen = math.inf, 0
-    while seen < MAX_RESUMED:
-        found[:0] = [sample for sample in _own(run) if sample["step"] <= until]
-        folder, at = lineage.parent_run(run.folder) or (None, None)
-        if folder is None or at is None:
-            break
-        run, until, seen = reader.run_at(folder), min(until, at), seen + 1
-    return found
+def _described(sample: resumed_samples.RunSample) -> dict[str, Any]:
+    event = sample.event
+    return {
+        "run": sample.run.id,
+        "place": sample.place,
+        "step": sample.step,
+        "number": _whole(event.get("number")),
+        "prompt": str(event.get("prompt") or ""),
+        "made": event["t"] if isinstance(event.get("t"), layout.NUMBER) else 0.0,
+    }
 
 
 def _whole(value: Any) -> int:

@@ -229,8 +229,9 @@ async function showPage() {
   view.start = answer.start;
   rows = answer.rows;
   part(".cards").replaceChildren(...rows.map(card));
-  if (!rows.length) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
-  for (const pager of all(root, ".pager")) pager.replaceChildren(...turns(answer.start, answer.total));
+  if (!rows.length && now?.kinds.all) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
+  for (const pager of all(root, ".pager"))
+    pager.replaceChildren(...(answer.total ? turns(answer.start, answer.total) : []));
   showChosen();
 }
 
@@ -275,7 +276,7 @@ function card(row) {
   return make("article", { "data-name": row.name },
     picture,
     make("div", { className: "about" },
-      make("label", { className: "name" }, box, make("span", {}, row.name)),
+      make("label", { className: "name", title: row.name }, box, make("span", {}, row.name)),
       captionField(row, storeCaption),
       make("small", { className: "quiet" }, facts(row)),
       make("div", { className: "badges" }, badges(row))));

@@ -136,6 +136,7 @@ export function showCount(box, counted) {
         say("{captioned} with a caption", { captioned: captioned.toLocaleString("en") }),
         say("{percent}% of an epoch", { percent: percent >= 10 ? Math.round(percent) : percent.toFixed(1) }),
       ];
+      if (row.classList.contains("reg")) parts.push("regularisation");
       if (held) parts.push(say("{count} held out for validation", { count: held.toLocaleString("en") }));
       find(row, ".numbers").replaceChildren(...parts.map((text) => make("span", {}, text)));
       find(row, ".share").hidden = false;

@@ -17,6 +17,7 @@ from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.importers import Imported
+from library.importers.result import WITHOUT_EFFECT, as_message
 from library.runs import keys
 from library.sampling import prompt_rows
 
@@ -103,7 +104,9 @@ def _unread(imported: Imported) -> list[importers.KeyOutcome]:
     return [
         outcome
         for outcome in imported.of("ignored")
-        if outcome.key in options and options[outcome.key].kind != "secret"
+        if outcome.key in options
+        and options[outcome.key].kind != "secret"
+        and as_message(outcome.text).template != WITHOUT_EFFECT
     ]
 
 

@@ -119,6 +119,9 @@ function pressAgain(training, doing, now) {
 /** The number of configs requested: only the last one is put into its form. */
 let loads = 0;
 
+/** The forms that are being added to the queue, one after the other in the order in which the button was pressed. */
+let queueing = Promise.resolve();
+
 /**
  * Whether a training was started or queued, which is shown even if the form has changed since.
  * @param {string} act
@@ -135,7 +138,9 @@ const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.star
 async function press(training, act, more = {}) {
   const { tab = "" } = training.dataset, isCheck = CHECKS.includes(act), isLoad = act === "load" || act === "upload";
   const path = find(training, ".begin .path", HTMLInputElement).value, now = `${sentOf(tab)}\n${path}`;
-  const doing = isLoad ? `${tab} load ${++loads}` : `${tab} ${act}`, loadNumber = loads;
+  // Each form that is queued is one to train: a later one does not replace another whose check takes long.
+  const which = isLoad ? `load ${++loads}` : act === "later" ? `later ${now}` : act;
+  const doing = `${tab} ${which}`, loadNumber = loads;
   if (pending.has(doing)) return void pressAgain(training, doing, now);
   const sent = read(tab, isCheck ? "Checking the settings" : ""), turn = turnOf(tab), since = performance.now();
   pending.set(doing, now);
@@ -148,18 +153,28 @@ async function press(training, act, more = {}) {
     isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && loadNumber !== loads);
     if (!isOutdated) show(training, answer, path);
   };
-  try {
+  const asking = async () => {
     if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));
     take(await ask("press", question));
+  };
+  try {
+    await (act === "later" ? (queueing = queueing.catch(() => {}).then(asking)) : asking());
   } catch (error) {
     tellError(tab, error);
   }
   const isNewer = pending.get(doing) !== now && !begun;
   pending.delete(doing);
-  if (isCheck) showBusy(tab);
+  if (isCheck && !isChecking(tab)) showBusy(tab);
   if (isNewer || markAllowed(find(training, ".bar > .said"), since)) void press(training, act, more);
   else if (isCheck && isOutdated && turn === turnOf(tab)) checkAnew(training, act);
 }
+
+/**
+ * Whether an answer of a check is still to come.
+ * @param {string} tab
+ */
+const isChecking = (tab) =>
+  [...pending.keys()].some((doing) => CHECKS.some((act) => doing.startsWith(`${tab} ${act}`)));
 
 /**
  * Check a form again that was changed during its check. The user starts the training after seeing the result.

@@ -16,8 +16,10 @@ function compare(sample) {
   const row = sample.parentElement ? all(sample.parentElement, ".sample") : [];
   const place = row.indexOf(sample);
   dialog ??= build();
+  const titleOf = (/** @type {string} */ step) =>
+    translated(Number(step) ? say("Step {step}", { step }) : "Base model");
   const samples = row.map(({ dataset }) => ({
-    title: dataset.title ?? translated(say("Step {step}", { step: dataset.step ?? "" })),
+    title: dataset.title ?? titleOf(dataset.step ?? ""),
     large: dataset.large ?? "",
   }));
   dialog.row = samples;

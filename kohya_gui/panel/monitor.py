@@ -27,11 +27,13 @@ PARTS = (
     "acts",
     "learned",  # of a run that has ended, where nothing is more telling
     "chart",
+    "pictures",  # the samples of a run at work: they show what it learns before any number does
+    "rates",
     "gpu_chart",
     "numbers",
     "usage",
     "history",
-    "gallery",
+    "gallery",  # the samples of a run that has ended, after the files that it saved
     "log",
 )
 # On a phone the panel is one line until it is opened.
@@ -111,14 +113,13 @@ def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, 
     line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
     previews = progress.events.get("preview", ())
     samples_basis = [run.id, shots[-1] if shots else None, previews[-1] if previews else None, run.active]
+    line_basis = [run.id, line.points[-1:], line.resumed]
     return {
-        "learned": PanelPart(samples_basis, lambda: samples.learned_html(run, progress)),
-        "chart": PanelPart(
-            [run.id, line.points[-1:], line.resumed],
-            lambda: charts.chart(line.points, line.resumed) + charts.rate_chart(line.rates, line.resumed),
-        ),
+        "learned": PanelPart(samples_basis, lambda: samples.learned_html(run)),
+        "chart": PanelPart(line_basis, lambda: charts.chart(line.points, line.resumed)),
+        "rates": PanelPart(line_basis, lambda: charts.rate_chart(line.rates, line.resumed)),
         "gpu_chart": PanelPart([run.id, gpus[-1] if gpus else None], lambda: charts.gpu_charts(gpus)),
-        "gallery": PanelPart(samples_basis, lambda: samples.gallery(run, progress)),
+        "pictures" if run.active else "gallery": PanelPart(samples_basis, lambda: samples.gallery(run, progress)),
     }
 
 

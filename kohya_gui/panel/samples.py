@@ -14,7 +14,8 @@ from PIL import Image
 from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
-from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from kohya_gui.panel.resumed_samples import RunSample, with_resumed
+from library.config.json_types import JsonMapping, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, counted
 from library.runs import reader, written_files
 from library.runs.sample_sheet import arrange_samples, draw_sheet
@@ -31,14 +32,14 @@ CACHE_HEADERS = {
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """All samples of a run, a row for each prompt, the newest first. A click compares two of a row
-    (compare_samples.js)."""
-    rows: dict[int, list[tuple[int, JsonObject]]] = {}
-    for place, event in enumerate(progress.events.get("sample", ())):
-        rows.setdefault(_whole_number(event.get("number")), []).append((place, event))
+    """All samples of a run and of those that it goes on from, a row for each prompt, the newest first. A click
+    compares two of a row (compare_samples.js)."""
+    rows: dict[int, list[RunSample]] = {}
+    for sample in with_resumed(run):
+        rows.setdefault(_whole_number(sample.event.get("number")), []).append(sample)
     if not rows:
         return ""
-    shown = "".join(_row(run, number, events) for number, events in sorted(rows.items()))
+    shown = "".join(_row(number, samples) for number, samples in sorted(rows.items()))
     title = (
         "<h3><span>Samples <small>Click one to compare it with another step.</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
@@ -61,9 +62,9 @@ def _cost_html(progress: reader.RunProgress) -> str:
     return f'<p class="cost"{data(said)}>{html.escape(str(said))}</p>'
 
 
-def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
+def learned_html(run: reader.RecordedRun) -> str:
     """Of a run that has ended: its samples at the start, halfway and at the end, as one picture."""
-    sheet = None if run.active else arrange_samples(list(progress.events.get("sample", ())))
+    sheet = None if run.active else arrange_samples([sample.event for sample in with_resumed(run)])
     if sheet is None:
         return ""
     width, height = sheet.size
@@ -77,22 +78,23 @@ def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     )
 
 
-def _row(run: reader.RecordedRun, number: int, events: list[tuple[int, JsonObject]]) -> str:
-    prompt = str(events[-1][1].get("prompt") or "") or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_sample_html(run, place, event, prompt) for place, event in reversed(events[-MAX_PICTURES:]))
+def _row(number: int, samples: list[RunSample]) -> str:
+    prompt = str(samples[-1].event.get("prompt") or "") or Message("Prompt {number}", number=number + 1)
+    pictures = "".join(_sample_html(sample, prompt) for sample in reversed(samples[-MAX_PICTURES:]))
     prompt_html = html.escape(str(prompt))
     return f'<p title="{prompt_html}"{data(prompt)}>{prompt_html}</p><div class="strip" role="group">{pictures}</div>'
 
 
-def _sample_html(run: reader.RecordedRun, place: int, event: JsonMapping, prompt: MessageLike) -> str:
-    step = _whole_number(event.get("step"))
+def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
+    step = sample.step
     about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
-    large = html.escape(sample_address(run.id, place))
+    title = Message("Step {step}", step=step) if step else Message("Base model")
+    large = html.escape(sample_address(sample.run.id, sample.place))
     small = f"{large}?small=true"
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
-        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about)}>'
-        f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{step}</span></button>'
+        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about, title)}>'
+        f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
     )
 
 
@@ -127,12 +129,17 @@ def show_learned(query: Mapping[str, str]) -> Response:
         run = reader.find_run(str(query.get("run") or ""))
     except KeyError:
         raise ConfigError("There is no such image.") from None
-    sheet = arrange_samples(list(reader.progress(run.folder).update().events.get("sample", ())))
+    samples = with_resumed(run)
+    sheet = arrange_samples([sample.event for sample in samples])
     if sheet is None:
         raise ConfigError("There is no such image.")
 
     def opened(place: int) -> Any:
-        with contextlib.suppress(ConfigError, ValueError, OSError), _open_sample(sample_file(run, place)) as picture:
+        sample = samples[place]
+        with (
+            contextlib.suppress(ConfigError, ValueError, OSError),
+            _open_sample(file_of_event(sample.run, sample.event)) as picture,
+        ):
             return picture.convert("RGB")
         return None
 

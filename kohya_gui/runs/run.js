@@ -52,8 +52,8 @@ export class RunPage {
       part("acts"), this.does));
     const side = make("aside", { className: "beside", "aria-label": translated("About this run") }, this.note.element,
       ...BESIDE.map((name) => make("div", { className: "card padded", "data-card": name }, part(name))));
-    return [top, make("div", { className: "columns" }, make("div", { className: "main" }, this.charts.element,
-      this.galleries[0].element, this.settings.element, this.log), side)];
+    return [top, make("div", { className: "columns" }, make("div", { className: "main" }, this.galleries[0].element,
+      this.charts.element, this.settings.element, this.log), side)];
   }
 
   /** What is shown of several. */

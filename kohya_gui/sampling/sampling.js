@@ -216,6 +216,10 @@ async function renderSheet(name) {
     /** @type {Sheet} */
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
     if (!cells.length || (sheets().value !== name && nextSheet !== name)) return;
+    if (sheets().value !== name) {
+      nextSheet = ""; // with its first pictures it is one of the list
+      return void (await refresh(name));
+    }
     part(".board").hidden = false;
     part(".where").textContent = folder;
     const isInFull = cells.flat().length <= MAX_IN_FULL;

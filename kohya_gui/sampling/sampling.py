@@ -305,7 +305,7 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
         ]
         for row in rows
     ]
-    titles = [Message("Step {step}", step=step) for step in steps]
+    titles = [Message("Step {step}", step=step) if step else Message("Base model") for step in steps]
     return {
         "columns": titles,
         "rows": [prompt_of_row[row] for row in rows],

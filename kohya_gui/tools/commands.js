@@ -43,15 +43,28 @@ const values = (form) =>
   Object.fromEntries(all(form, "[data-field]").map((field) => [field.dataset.field, valueToSend(field)]));
 
 /**
+ * Show the ends of the paths that are not being edited: files of one run differ in their last characters.
+ * @param {HTMLElement} list
+ */
+function showEnds(list) {
+  for (const path of all(list, ".file > input:first-of-type", HTMLInputElement)) {
+    path.title = path.value;
+    if (path !== document.activeElement) path.scrollLeft = path.scrollWidth;
+  }
+}
+
+/**
  * Keep an empty row at the end of a list of files.
  * @param {HTMLElement} list
  */
 export function grow(list) {
+  showEnds(list);
   const rows = all(list, ".file");
   if (!rows.at(-1)?.querySelector("input")?.value.trim()) return;
   const row = /** @type {HTMLElement} */ (rows[0].cloneNode(true));
   const [path, weight] = row.querySelectorAll("input");
-  [path.value, weight.value, path.id] = ["", "1", `${list.dataset.start}-${rows.length}`];
+  [path.value, path.title, weight.value] = ["", "", "1"];
+  path.id = `${list.dataset.start}-${rows.length}`;
   list.append(row);
 }
 
@@ -231,3 +244,8 @@ export function mount(element, more = () => ({}), ended = () => {}) {
   });
   look();
 }
+
+document.addEventListener("focusout", (event) => {
+  const list = hit(event, ".files");
+  if (list) setTimeout(() => showEnds(list)); // a field shows its beginning when it loses the focus
+});

@@ -21,7 +21,7 @@ from library.config.problems import (
 from library.config.run_config import INEFFECTIVE_EVERYWHERE, RunConfig
 from library.config.schema import options_of
 from library.config.values import Option, closest, did_you_mean, parse_finite
-from library.importers.result import Imported, KeyOutcome
+from library.importers.result import WITHOUT_EFFECT, Imported, KeyOutcome
 
 Configs = Mapping[str, type]  # script -> its config class
 NOT_HERE = "not supported by this trainer"
@@ -183,7 +183,7 @@ def settle_values(builder: ImportBuilder, configs: Configs) -> Imported:
             accepted[name] = _read_value(config, name, value, configs)
             if why := "" if builder.keeps_ineffective else _why_ineffective(config, name, accepted[name]):
                 accepted.pop(name)
-                raise ConfigError("without effect: {why}", why=why)
+                raise ConfigError(WITHOUT_EFFECT, why=why)
         except ConfigError as reason:
             is_named = name == key or any(problem.option == name for problem in reason.problems)
             text = reason.said if is_named else Message("{key}: {text}", key=name, text=reason.said)

@@ -13,6 +13,7 @@ from library.config.schema import changed, flatten_sections, options_of
 
 Kind = Literal["kept", "renamed", "changed", "ineffective", "ignored", "unknown", "empty", "default"]
 TO_FIX = "to fix: {problem}"
+WITHOUT_EFFECT = "without effect: {why}"  # of options that do nothing in this training, which is no mistake
 MISSING = "this file was not found"  # how reasons begin that ask for something in its place
 
 

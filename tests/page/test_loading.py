@@ -8,7 +8,7 @@ import pytest
 
 from library.check import isolated
 from library.config.ineffective import remarks
-from library.runs import reader
+from library.runs import queue, reader
 from tests.page.test_browser import filled
 
 pytestmark = pytest.mark.browser
@@ -56,6 +56,27 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
     done.set()
     visitor.until("so nothing has started")
     assert len(reader.runs()) == 1
+
+
+def test_every_form_that_is_queued_during_a_check_gets_into_the_queue(visit, tmp_path, monkeypatch):
+    done = threading.Event()
+
+    def slow(reading, launch):
+        assert done.wait(60)
+        return {"findings": isolated.known(reading), "fit": None}
+
+    monkeypatch.setattr(isolated, "check_reading", slow)
+    visitor = filled(visit(), tmp_path / "out")
+    with queue.changing() as data:
+        data.paused = queue.BY_USER
+    for dim in (4, 8, 8, 32):  # pressed twice for the same form, it is one training
+        visitor.fill(network_dim=dim, output_name=f"cat-{dim}")
+        visitor.click("Add to queue")
+    assert not queue.read_queue().waiting
+    done.set()
+    visitor.until("cat-32 is in the queue")
+    visitor.page.wait_for_selector(".bar:not([data-busy])")
+    assert [entry.name for entry in queue.read_queue().waiting] == ["cat-4", "cat-8", "cat-32"]
 
 
 def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(visit, served, tmp_path):

@@ -1,6 +1,7 @@
 """How the page looks in a real browser: where the first field is, colours by a switch, the header, and axe."""
 
 import pytest
+from PIL import Image
 
 from tests import source
 from tests.page.test_addresses import ROOMS, seen
@@ -27,6 +28,47 @@ def test_the_first_field_is_near_the_top(visit):
         assert field.bounding_box()["y"] <= highest and entry["y"] + entry["height"] <= height
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(SCROLLED) == []
+
+
+# Controls of the header and of a training that are cut off by the window, by their card, or by what lies over them.
+CUT = """() => {
+  const outside = (e, box) => e.getBoundingClientRect().right > box.getBoundingClientRect().right + 1;
+  const cut = (list, box) => [...document.querySelectorAll(list)].filter((e) => e.checkVisibility())
+    .filter((e) => outside(e, e.closest(box))).map((e) => e.textContent);
+  const [lab, link] = ["#rooms > .tab-wrapper .tab-container", "#top .switches"].map((e) => document.querySelector(e));
+  const [rooms, switches] = [lab, link].map((e) => e.getBoundingClientRect());
+  const covers = switches.bottom > rooms.top && rooms.right > switches.left ? ["rooms cover the header"] : [];
+  return [...cut(".choose .family span", ".choose"), ...cut(".bar .row > button", ".training"),
+    ...cut("#top .switches > *", "body"), ...covers];
+}"""
+
+
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_nothing_is_cut_off_between_a_small_phone_and_a_desk(visit, language):
+    page = visit(locale=language).page
+    for width in (1440, 1280, 1024, 900, 320):
+        page.set_viewport_size({"width": width, "height": 768})
+        assert page.evaluate(CUT) == [], width
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_an_empty_folder_has_one_sentence_and_a_long_file_name_stays_in_its_card(visit, served):
+    folder = served[1] / "long"
+    folder.mkdir()
+    visitor = visit()
+    visitor.room("Data")
+    visitor.page.locator("#images-folder").fill(str(folder))
+    with visitor.page.expect_response(lambda response: "images_page" in response.url):
+        visitor.click("Open folder")
+    visitor.until("A training would find no images here.", ".images .overview")
+    visitor.page.wait_for_timeout(100)
+    visitor.page.locator(".images .cards:empty").wait_for(state="attached")  # nothing was searched for
+    Image.new("RGB", (64, 64)).save(folder / f"{'a_long_name_' * 15}.png")
+    visitor.click("Open folder")
+    card = visitor.page.locator(".images article")
+    outer, caption = card.bounding_box(), card.locator("textarea").bounding_box()
+    assert caption["x"] + caption["width"] < outer["x"] + outer["width"]
+    assert card.locator(".name").get_attribute("title").startswith("a_long_name_")
 
 
 @pytest.mark.parametrize("language", ["en", "zh", "ja"])

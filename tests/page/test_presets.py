@@ -108,6 +108,14 @@ def loaded(path, tab=TABS[0]):
     return loading.load_into_form(form, path, Submission(next(iter(tab.configs)), {}, {}), [path.parent])
 
 
+def test_an_option_without_effect_is_a_note_and_no_problem(tmp_path):
+    """kohya_ss writes clip_skip into every file, also for SDXL."""
+    path = tmp_path / "kohya.json"
+    path.write_text(json.dumps({"LoRA_type": "Standard", "sdxl": True, "clip_skip": 1, "max_train_steps": 40}))
+    message = html.unescape(loaded(path)["message"])
+    assert "to fix" not in message and "ignored: clip_skip: without effect: SDXL always uses" in message
+
+
 WRONG_PATHS = ("pretrained_model_name_or_path", "train_data_dir", "reg_data_dir", "vae", "output_dir")
 WRONG_FILES = {
     ".json": lambda facts: json.dumps({"LoRA_type": "Standard", "sdxl": True, **facts}),

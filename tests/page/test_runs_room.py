@@ -1,5 +1,6 @@
 """The room Runs: from the table to a run's page, its charts, samples and note, two runs together, and back."""
 
+import io
 import json
 import math
 import time
@@ -10,9 +11,10 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from kohya_gui.api.building import build_api
+from kohya_gui.panel import monitor, samples
 from kohya_gui.runs.runs import RunsRoom
 from library.config.problems import ConfigError
-from library.runs import keys, layout, notes, registry
+from library.runs import keys, layout, notes, reader, registry
 
 
 def recorded(home, name, rate, **facts):
@@ -38,6 +40,17 @@ def recorded(home, name, rate, **facts):
     layout.store(folder / layout.RUN, told)
     registry.add_pointer(folder)
     return folder
+
+
+def test_the_panel_shows_samples_of_a_run_at_work_above_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    recorded(tmp_path, "one", 1e-4)
+    for active, place in ((True, "pictures"), (False, "gallery")):
+        monkeypatch.setattr(reader.RecordedRun, "active", active)
+        rendered = {name: part.render() for name, part in monitor.panel_parts("").items()}
+        assert [name for name, markup in rendered.items() if 'class="sample"' in markup] == [place]
+        assert ">Base model</span>" in rendered[place] and ">Step 30</span>" in rendered[place]
+    assert list(rendered).index("pictures") < min(list(rendered).index(name) for name in ("rates", "numbers", "usage"))
 
 
 def test_a_saved_model_is_a_download_and_nothing_else_is(tmp_path, monkeypatch):
@@ -105,6 +118,8 @@ def look_at_samples(visitor):
     page, viewer = visitor.page, visitor.page.locator("dialog.viewer")
     shots = page.locator(".gallery .shot")
     shots.nth(5).wait_for()
+    above, charts = page.locator(".run-samples").bounding_box(), page.locator(".plots").bounding_box()
+    assert above["y"] < charts["y"]  # what it has learned comes first
     assert shots.count() == 6 and page.locator(".gallery").get_by_text("a <b>cat</b>").count() == 1
     shots.nth(1).click()
     page.keyboard.press("ArrowRight")
@@ -227,3 +242,8 @@ def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypa
         answer = api.get(f"/api/v1/runs/{sample['run']}/samples/{sample['place']}")
         maker = "first" if sample["step"] == 0 else "second"
         assert answer.content == (tmp_path / maker / f"{maker}-{sample['step']}-1.png").read_bytes()
+    parts = {name: part.render() for name, part in monitor.panel_parts(second.name).items()}
+    assert parts["gallery"].count(">Base model</span>") == 2 and f"runs/{first.name}/samples/0" in parts["gallery"]
+    assert f"run={second.name}" in parts["learned"]  # the picture from the base model to the end
+    sheet = Image.open(io.BytesIO(samples.show_learned({"run": second.name}).body)).convert("RGB")
+    assert {(0, 80, 40), (120, 80, 40), (240, 80, 40)} <= {colour for _, colour in sheet.getcolors(1 << 20)}

@@ -205,6 +205,10 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
         "small": "api/v1/runs/zorb-1/samples/1?small=true",
         "large": "api/v1/runs/zorb-1/samples/1",
     }
+    first = {"kind": "sample", "file": "0_0.png", "step": 0, "number": 0, "prompt": "a cat"}
+    with (tmp_path / "root/out/runs/zorb-1" / layout.PROGRESS).open("a", encoding="utf-8") as progress:
+        progress.write(json.dumps(first) + "\n")
+    assert str(tab.sheet(ApiRequest({"name": "run:zorb-1"}))["columns"][0]) == "Base model"
     contents = tab.of_run(ApiRequest({"run": "zorb-1"}))
     assert [name[-14:-12] for name in contents["files"]] == ["10", "20"] and contents["prompts"] == ["a cat", "a dog"]
     tab.begin(sent(tmp_path, model="run:zorb-1"))
@@ -340,16 +344,23 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     strengths.fill("no number")  # only read where strengths are compared
     box.get_by_role("button", name="All files of this run").click()
     page.wait_for_function("document.querySelector('#sampling-compare').value === 'files'")
+    ends = "list => list.map((e) => [e.title, e.scrollWidth - e.clientWidth - e.scrollLeft])"
+    page.set_viewport_size({"width": 390, "height": 844})
+    paths = box.locator(".files .file > input:first-of-type")
+    for field in paths.all()[:2]:  # the end of a path tells the files of a run apart
+        field.focus()
+        field.blur()
+    files = [str(served[1] / "out" / f"zorb-{step}.safetensors") for step in (10, 20)]
+    page.wait_for_function(f"list => ({ends})(list).every(([, more]) => more < 2)", arg=paths.element_handles())
+    assert [title for title, _ in paths.evaluate_all(ends)] == [*files, ""]
     box.get_by_role("button", name="Generate", exact=True).click()
     box.locator(".board .sample span", has_text="zorb-20").wait_for()
-    assert [word for word in commands[0] if word.startswith("--lora=")] == [
-        f"--lora={served[1] / 'out' / f'zorb-{step}.safetensors'}=1" for step in (10, 20)
-    ]
+    assert [word for word in commands[0] if word.startswith("--lora=")] == [f"--lora={file}=1" for file in files]
     box.locator(".board .sample").first.click()
     page.locator("dialog.compare").wait_for()
     assert page.locator("dialog.compare select").first.inner_text().split() == ["zorb-10", "zorb-20"]
     page.keyboard.press("Escape")
-    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".board .strip").first.evaluate("e => e.append(...[1, 2].map(() => e.lastChild.cloneNode(true)))")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert reader.find_run("zorb-1").state == "finished"
 
@@ -411,6 +422,11 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     assert read_toml(words[1]) == {"pretrained_model_name_or_path": str(root / "base.safetensors")}
     assert "--word=zorb" in words and f"--lora={root / 'words' / 'zorb.safetensors'}=1" in words
     assert (place / "prompts.txt").read_text() == f"a zorb --cn {root / 'edges.png'}\n"
+    Image.new("RGB", (32, 32)).save(root / "made.png")
+    made = {"columns": ["zorb", "no zorb"], "rows": ["a zorb"], "folder": str(root)}
+    layout.store(place / jobs.RESULT, {**made, "files": [[str(root / "made.png"), None]]})
+    box.locator(".board .sample").wait_for()
+    assert box.locator("#sampling-sheet").input_value() == f"job:{place.name}"  # its name stands above its pictures
     failed = ConfigError("{path} does not exist", path="edges.png").said
     layout.store(
         place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}

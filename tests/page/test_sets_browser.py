@@ -121,6 +121,7 @@ def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, ima
     visitor = visit()
     go(visitor, "DreamBooth")
     visitor.fill(train_data_dir=images, reg_data_dir=reg, resolution=512)
+    visitor.until("regularisation", ".datasets li .numbers")  # the colour of its share alone would not say it
     page = go(visitor, "Data")
     page.locator("#images-tab").select_option("dreambooth")
     visitor.click("Use this tab's settings")

@@ -1,0 +1,40 @@
+"""The samples of a run, and before them those of the runs that it goes on from."""
+
+import math
+from typing import NamedTuple
+
+from library.config.json_types import JsonMapping
+from library.runs import layout, lineage, reader
+
+MAX_RESUMED = 50  # runs before one, each resumed by the next
+
+
+class RunSample(NamedTuple):
+    """A sample, with the run that made it and its place among the samples of that run."""
+
+    run: reader.RecordedRun
+    place: int
+    event: JsonMapping
+
+    @property
+    def step(self) -> int:
+        step = self.event.get("step")
+        return int(step) if isinstance(step, layout.NUMBER) else 0
+
+
+def own_samples(run: reader.RecordedRun) -> list[RunSample]:
+    events = reader.progress(run.folder).update().events.get("sample", ())
+    return [RunSample(run, place, event) for place, event in enumerate(events)]
+
+
+def with_resumed(run: reader.RecordedRun) -> list[RunSample]:
+    """Return the samples of a run, and before them those of the runs that it goes on from, up to where it does."""
+    found: list[RunSample] = []
+    until, seen = math.inf, 0
+    while seen < MAX_RESUMED:
+        found[:0] = [sample for sample in own_samples(run) if sample.step <= until]
+        folder, at = lineage.parent_run(run.folder) or (None, None)
+        if folder is None or at is None:
+            break
+        run, until, seen = reader.run_at(folder), min(until, at), seen + 1
+    return found
