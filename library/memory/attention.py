@@ -58,7 +58,7 @@ def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_
     _chosen.close()
     _replace_flash(kernel, option, device)
     first = _set_order(device, kernel)
-    if device.type == "cuda" and torch.cuda.is_available() and kernel not in FLASH_PACKAGES:
+    if device.type == "cuda" and torch.cuda.is_available():
         _leave_out_masks(device)
     return first
 
