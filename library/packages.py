@@ -21,7 +21,7 @@ from pathlib import Path
 
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, Problem
 from library.config.values import did_you_mean
 from library.files import cache_folder, write_atomic
 
@@ -38,6 +38,13 @@ PACKAGE_NAMES = {
     "prodigyplus": "prodigy-plus-schedule-free",
     "pytorch_optimizer": "pytorch-optimizer",
     "schedulefree": "schedulefree",
+}
+# Attention kernels besides PyTorch's -> their packages, and the modules that have them. flash-attn, an older package,
+# has no `cute`.
+KERNEL_PACKAGES = {
+    "sage": ("sageattention", "sageattention"),
+    "flash3": ("flash_attn_3", "flash_attn_interface"),
+    "flash4": ("flash-attn-4", "flash_attn.cute"),
 }
 LOCKED = Path(__file__).resolve().parents[1] / "constraints.txt"
 RETRY_AFTER = 600.0  # seconds after which a failed package is tried again
@@ -68,6 +75,23 @@ def is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def has_kernel(kernel: str) -> bool:
+    return is_installed(KERNEL_PACKAGES[kernel][1])
+
+
+def missing_kernel(option: str, kernel: str) -> Problem | None:
+    """Return the problem of an option that chooses an attention kernel whose package is missing."""
+    if kernel not in KERNEL_PACKAGES or has_kernel(kernel):
+        return None
+    return Problem(
+        option,
+        ": {kernel} needs the package {package}, which is not installed here; use auto",
+        kernel=kernel,
+        package=KERNEL_PACKAGES[kernel][0],
+        fix={option: "auto"},
+    )
 
 
 def not_installed(module: str) -> Message:

@@ -92,7 +92,10 @@ MAY_IMPORT = {
     "library.compiler.block_inputs": (),
     "library.compile_utils": ("library.compiler.blocks",),
     "library.memory": (*BOTTOM, *PROTOCOL, "library.compiler"),
-    "library.memory.attention": (*BOTTOM, "library.compiler", "library.memory", "library.families.shared.attention"),
+    "library.memory.attention": (
+        *(*BOTTOM, "library.packages"),
+        *("library.compiler", "library.memory", "library.families.shared.attention"),
+    ),
     "library.memory.padded_attention": ("library.compiler", "library.families.shared.attention"),
     "library.methods": (
         *(*BOTTOM, *PROTOCOL, "library.families.shared", "library.families.network_args"),

@@ -81,8 +81,7 @@ def test_files_are_renamed_with_the_attempts_that_windows_needs():
     elsewhere = [
         place(module, node)
         for module, node, name in calls()
-        if (name in RENAMING or name.endswith(".rename") and not RENAMED_OPTIONS.search(name))
-        and module not in RENAMES
+        if (name in RENAMING or name.endswith(".rename") and not RENAMED_OPTIONS.search(name)) and module not in RENAMES
     ]
     assert not elsewhere, "use replace or move of library.files"
 

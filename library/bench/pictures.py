@@ -15,13 +15,13 @@ from library.bench import prepared_model, subjects
 from library.compiler.log import CompileLog
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import RunConfig
+from library.config.sections.sampling import SAGE
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.measuring import timing
 from library.measuring.candidates import PICTURE_WAYS, RECORDED
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
-from library.sampling import few_steps
 from library.sampling.engine import LATENT, PictureEngine, PicturesLeft
 from library.sampling.feature_cache import FeatureCache, block_chain
 
@@ -43,7 +43,7 @@ def picture_ways(device: torch.device) -> dict[str, JsonMapping]:
     """
     ways = {way: options for way, options in PICTURE_WAYS.items() if device.type == "cuda" or RECORDED not in way}
     kernels = [kernel for kernel in attention.offered(device) if kernel != "math" or device.type == "cpu"]
-    kernels += [few_steps.SAGE] * packages.is_installed(few_steps.ATTENTION_PACKAGES[few_steps.SAGE])
+    kernels += [SAGE] * packages.has_kernel(SAGE)
     by_kernel = {f"attention {kernel}": {**PICTURE_WAYS["eager"], "sample_attention": kernel} for kernel in kernels}
     return {**ways, **by_kernel}
 

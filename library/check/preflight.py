@@ -21,6 +21,7 @@ from library.data import debug_dataset, text_encoding
 from library.families import recognition
 from library.families.base import Family
 from library.files import blocking_path, free_space
+from library.memory import attention
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
 from library.optim import optimizers
@@ -332,6 +333,8 @@ def _check_machine(config: RunConfig) -> Iterator[Problem]:
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template = ": fp16 needs a GPU, and none was found; use bf16 or no"
         yield Problem("mixed_precision", template, fix=fixes.in_bf16(config))
+    if missing := attention.missing_kernel(device, config.memory.attention_kernel):
+        yield missing
     launchers = [launcher for switch, launcher in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
     for launcher in [*launchers, *["version 1 of FSDP"] * (shards_asked() == 1)]:
         yield Problem(

@@ -7,7 +7,6 @@ time. So the order is set for the whole process, before anything is compiled.
 import contextlib
 import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from library import packages
 from library.compiler import torch_private
 from library.compiler.subclass import wanted_type
 from library.config.problems import ConfigError, Problem
@@ -22,8 +22,8 @@ from library.families.shared.attention import replace_masks
 from library.memory import padded_attention
 
 KERNELS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
-# Newer flash attention that replaces PyTorch's own: its name there, and the packages that contain it.
-FLASH_PACKAGES = {"flash3": ("FA3", ("flash_attn_interface",)), "flash4": ("FA4", ("flash_attn", "flash_attn.cute"))}
+# Newer flash attention that replaces PyTorch's own, and its name there.
+NEWER_FLASH = {"flash3": "FA3", "flash4": "FA4"}
 # 24 heads of 128 over 4608 tokens on an H200, both passes: cuDNN 1.7 ms, flash 3.3 ms, memory-efficient 6.7 ms.
 # Why: docs/decisions/2026-11-20-cudnn-attention-on-9-0.md
 # By compute capability, from the fastest kernel in training to the one that always works. cuDNN's was measured
@@ -45,22 +45,25 @@ def prefer(device: torch.device, kernel: str = "auto", option: str = "attention_
     The others remain for shapes and masks that the first does not support. Raises ConfigError about `option`, which
     chose the kernel, if this machine lacks it. Lasts until the next call or the end of `keep_attention_settings`.
     """
-    if kernel != "auto" and kernel not in offered(device):
-        choices = ", ".join(["auto", *offered(device)])
-        raise ConfigError(
-            Problem(
-                option,
-                ": there is no {kernel} on this machine; choose one of {known}",
-                kernel=kernel,
-                known=choices,
-            )
-        )
+    if problem := missing_kernel(device, kernel, option):
+        raise ConfigError(problem)
     _chosen.close()
     _replace_flash(kernel, option, device)
     first = _set_order(device, kernel)
     if device.type == "cuda" and torch.cuda.is_available():
         _leave_out_masks(device)
     return first
+
+
+def missing_kernel(device: torch.device, kernel: str, option: str = "attention_kernel") -> Problem | None:
+    """Return the problem of an option that chooses a kernel which this machine lacks."""
+    if kernel == "auto" or kernel in offered(device):
+        return None
+    known = ", ".join(["auto", *offered(device)])
+    template = ": there is no {kernel} on this machine; choose one of {known}"
+    return packages.missing_kernel(option, kernel) or Problem(
+        option, template, kernel=kernel, known=known, fix={option: "auto"}
+    )
 
 
 def _set_order(device: torch.device, kernel: str) -> str:
@@ -70,7 +73,7 @@ def _set_order(device: torch.device, kernel: str) -> str:
             _chosen.enter_context(sdpa_kernel(SDPBackend.MATH))
         return KERNELS.get(kernel, "")
     if kernel != "auto":
-        order = ("flash" if kernel in FLASH_PACKAGES else kernel,)
+        order = ("flash" if kernel in NEWER_FLASH else kernel,)
     elif not (order := ORDERS.get(torch.cuda.get_device_capability(device), ()) if _has_cudnn() else ()):
         return PYTORCHS_ORDER
     if torch.cuda.is_available():
@@ -82,7 +85,7 @@ def _set_order(device: torch.device, kernel: str) -> str:
     # Why: docs/decisions/2026-11-20-attention-kernels-in-an-order.md
     remaining = [SDPBackend(number) for number in torch_private.sdp_priority_order() if SDPBackend(number) not in first]
     _chosen.enter_context(sdpa_kernel(first + remaining, set_priority=True))
-    return kernel.upper() if kernel in FLASH_PACKAGES else KERNELS[order[0]]
+    return kernel.upper() if kernel in NEWER_FLASH else KERNELS[order[0]]
 
 
 def _leave_out_masks(device: torch.device) -> None:
@@ -121,14 +124,14 @@ def offered(device: torch.device) -> tuple[str, ...]:
         return ("flash", "math")
     if device.type != "cuda":
         return ()
-    newer = tuple(name for name, (_, modules) in FLASH_PACKAGES.items() if all(map(find_spec, modules)))
+    newer = tuple(name for name in NEWER_FLASH if packages.has_kernel(name))
     return (*(name for name in KERNELS if name != "cudnn" or _has_cudnn()), *newer)
 
 
 def _replace_flash(kernel: str, option: str, device: torch.device) -> None:
     """Replace PyTorch's flash attention by a newer one, or restore it. Raises ConfigError on failure."""
     current = torch.nn.attention.current_flash_attention_impl()
-    implementation = FLASH_PACKAGES.get(kernel, (None,))[0]
+    implementation = NEWER_FLASH.get(kernel)
     if implementation == current:
         return
     if current:
@@ -182,7 +185,7 @@ class AttentionRecorder(TorchFunctionMode):
         return "" if kernel in self.able else self.unable.get(kernel or "", "")
 
     def _changes(self, name: str) -> bool:
-        newer = name in FLASH_PACKAGES
+        newer = name in NEWER_FLASH
         number = int(getattr(SDPBackend, KERNELS["flash" if newer else name]))
         return name in self.able and (newer or self.usual != {number})
 
@@ -193,7 +196,7 @@ class AttentionRecorder(TorchFunctionMode):
         for name in offered(self.device):
             if name in self.able:  # one call suffices, and the check is not free
                 continue
-            backend = getattr(SDPBackend, KERNELS["flash" if name in FLASH_PACKAGES else name])
+            backend = getattr(SDPBackend, KERNELS["flash" if name in NEWER_FLASH else name])
             if why := _refused(backend, positional, keywords):
                 self.unable[name] = why
             else:

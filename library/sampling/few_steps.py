@@ -9,14 +9,11 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Problem
 from library.config.run_config import RunConfig
 from library.config.sections import Sampling
-from library.config.sections.sampling import SAGE
 from library.config.strengths import strength_problems
 from library.config.values import split_strength
 from library.families.facts import FewStepLora
 
 DEFAULT_SAMPLER = Sampling().sample_sampler
-# Choices of sample_attention, and the modules that have their kernels.
-ATTENTION_PACKAGES = {SAGE: "sageattention", "flash3": "flash_attn_interface", "flash4": "flash_attn"}
 
 
 def prompt_defaults(config: RunConfig, model: JsonMapping) -> JsonObject:
@@ -56,11 +53,8 @@ def setting_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield the problems of a sample_lora that is nowhere, and of a sample_attention whose package is missing."""
     yield from _lora_problems(config)
     kernel = config.sample.sample_attention
-    module = ATTENTION_PACKAGES.get(kernel)
-    if not module or packages.is_installed(module):
-        return
-    template = ": {kernel} needs the package {package}, which is not installed here; use auto"
-    yield Problem("sample_attention", template, kernel=kernel, package=module, fix={"sample_attention": "auto"})
+    if why := packages.missing_kernel("sample_attention", kernel):
+        yield why
 
 
 def _lora_problems(config: RunConfig) -> Iterator[Problem]:

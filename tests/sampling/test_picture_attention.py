@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from library.check import preflight
 from library.config.problems import ConfigError
 from library.families.shared import attention
 from library.memory import attention as kernels
+from library.packages import KERNEL_PACKAGES
 from library.sampling import generate, picture_attention
 from library.sampling.prompts import Prompt
 from tests.sampling.test_engine import drawn, engine_of, opened, prompts_for
@@ -107,11 +109,27 @@ def test_a_training_with_pictures_by_another_kernel_is_the_same(demo, squares, t
         assert not each.facts["compile"]["recompiles"]
 
 
-@pytest.mark.parametrize("kernel", ["sage", "flash3", "flash4"])
+@pytest.mark.parametrize("kernel", KERNEL_PACKAGES)
 def test_a_missing_package_is_named_before_anything_is_loaded(given, tmp_path, kernel):  # noqa: F811
+    package = KERNEL_PACKAGES[kernel][0]
     config = with_attention(given(FLUX), kernel)
-    with pytest.raises(ConfigError, match=f"sample_attention: {kernel} needs the package .* use auto"):
+    with pytest.raises(ConfigError, match=f"sample_attention: {kernel} needs the package {package}.*; use auto"):
         generate.check_before(config, [Prompt("a cat")])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sentence"),
+    {
+        "flash3": "flash3 needs the package flash_attn_3, which is not installed here; use auto",
+        "flash4": "flash4 needs the package flash-attn-4, which is not installed here; use auto",
+        "cudnn": "there is no cudnn on this machine; choose one of auto, flash, math",
+    }.items(),
+)
+def test_the_check_of_a_training_names_a_kernel_that_is_missing(given, kernel, sentence):  # noqa: F811
+    config = given(FLUX)
+    config = replace(config, memory=replace(config.memory, attention_kernel=kernel))
+    (problem,) = [problem for problem in preflight._check_machine(config) if problem.option == "attention_kernel"]
+    assert str(problem) == f"attention_kernel: {sentence}" and problem.fix == {"attention_kernel": "auto"}
 
 
 def test_a_kernel_that_this_machine_lacks_is_named_with_its_option(given, tmp_path):  # noqa: F811
