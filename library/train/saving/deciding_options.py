@@ -116,7 +116,7 @@ def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[Messag
 
 def is_rescheduled(saved: JsonMapping, now: JsonMapping) -> bool:
     decisive = (name for name in now if name.startswith("lr_") or name == LENGTH)
-    return any(_differs(saved, name, now[name]) for name in decisive)
+    return any(_is_another(saved, name, now[name]) for name in decisive)
 
 
 def computed_by(device: torch.device) -> dict[str, str]:
@@ -127,7 +127,7 @@ def computed_by(device: torch.device) -> dict[str, str]:
 def compare_settings(saved: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     """Yield a sentence for each setting that differs. Skips options that one of the two program versions lacks."""
     for name, value in now.items():
-        if _differs(saved, name, value):
+        if _is_another(saved, name, value):
             yield Message(
                 "{name} was {before} and is {now}",
                 name=option_name(name),
@@ -136,7 +136,7 @@ def compare_settings(saved: JsonMapping, now: JsonMapping) -> Iterator[MessageLi
             )
 
 
-def _differs(saved: JsonMapping, name: str, value: JsonValue) -> bool:
+def _is_another(saved: JsonMapping, name: str, value: JsonValue) -> bool:
     if name not in saved:
         return False
     return saved[name] != value or (name in STEPS_OR_SHARES and type(saved[name]) is not type(value))
