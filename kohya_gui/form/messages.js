@@ -1,6 +1,7 @@
 // Messages beside the buttons of a form.
+import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { around, find, make, withAllowButton } from "../server/elements.js";
+import { all, around, find, make, withAllowButton } from "../server/elements.js";
 import { messageOf } from "../server/http.js";
 import * as form from "./page.js";
 
@@ -68,6 +69,21 @@ export const tellError = (tab, error) =>
     ...messageOf(error)
       .split("\n")
       .map((line) => make("p", {}, ...withAllowButton(line))));
+
+/**
+ * Say which form did not get into the queue and why, where another one has taken its place since.
+ * @param {string} tab
+ * @param {string} sent
+ * @param {string} message the answer to it, as HTML
+ */
+export function tellUnqueued(tab, sent, message) {
+  const bar = find(around(form.formOf(tab), ".training"), ".bar");
+  const why = make("div", { innerHTML: message });
+  for (const part of all(why, "button:not(.jump), .offer, style")) part.remove(); // they are for the form that was sent
+  const name = String(JSON.parse(sent).values.output_name || "last");
+  const words = make("p", {}, make("b", {}, say("{name} is not in the queue:", { name })));
+  tell(tab, "bad", ...all(bar, ".told .unqueued"), make("div", { className: "unqueued" }, words, why));
+}
 
 /**
  * Put away a report on another family's settings.

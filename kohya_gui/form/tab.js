@@ -4,7 +4,7 @@ import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
 import { address, ask, wait } from "../server/http.js";
-import { read, sentOf, showBusy, tell, tellError } from "./messages.js";
+import { read, sentOf, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
 import { base, source } from "./storage.js";
 
@@ -147,9 +147,10 @@ async function press(training, act, more = {}) {
   const { opened = "" } = training.dataset;
   const question = { tab, act, sent, path, opened, base: base(tab), source: source(tab), ...more };
   if (isLoad) loaded = { act, path, more };
-  let isOutdated = false, begun = false;
+  let isOutdated = false, begun = false, said = "";
   const take = (/** @type {Answer} */ answer) => {
     begun = hasBegun(act, answer);
+    said = answer.message ?? "";
     isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && loadNumber !== loads);
     if (!isOutdated) show(training, answer, path);
   };
@@ -166,7 +167,7 @@ async function press(training, act, more = {}) {
   pending.delete(doing);
   if (isCheck && !isChecking(tab)) showBusy(tab);
   if (isNewer || markAllowed(find(training, ".bar > .said"), since)) void press(training, act, more);
-  else if (isCheck && isOutdated && turn === turnOf(tab)) checkAnew(training, act);
+  else if (isCheck && isOutdated) sayOutdated(training, act, turn === turnOf(tab) ? "" : sent, said);
 }
 
 /**
@@ -175,6 +176,18 @@ async function press(training, act, more = {}) {
  */
 const isChecking = (tab) =>
   [...pending.keys()].some((doing) => CHECKS.some((act) => doing.startsWith(`${tab} ${act}`)));
+
+/**
+ * Deal with the problems of a form that was changed during its check.
+ * @param {HTMLElement} training
+ * @param {string} act
+ * @param {string} replaced the form that was sent, where a button was pressed for another one since
+ * @param {string} said the answer's message
+ */
+function sayOutdated(training, act, replaced, said) {
+  if (!replaced) checkAnew(training, act);
+  else if (act === "later" && said) tellUnqueued(training.dataset.tab ?? "", replaced, said);
+}
 
 /**
  * Check a form again that was changed during its check. The user starts the training after seeing the result.

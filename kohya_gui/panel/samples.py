@@ -33,13 +33,14 @@ CACHE_HEADERS = {
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """All samples of a run and of those that it goes on from, a row for each prompt, the newest first. A click
-    compares two of a row (compare_samples.js)."""
-    rows: dict[int, list[RunSample]] = {}
+    compares two of a row (compare_samples.js). A prompt that a resume has changed is a row of its own."""
+    rows: dict[tuple[int, str], list[RunSample]] = {}
     for sample in with_resumed(run):
-        rows.setdefault(_whole_number(sample.event.get("number")), []).append(sample)
+        number, prompt = (sample.event.get(name) for name in ("number", "prompt"))
+        rows.setdefault((_whole_number(number), str(prompt or "")), []).append(sample)
     if not rows:
         return ""
-    shown = "".join(_row(number, samples) for number, samples in sorted(rows.items()))
+    shown = "".join(_row(*of, samples) for of, samples in sorted(rows.items(), key=lambda row: row[0][0]))
     title = (
         "<h3><span>Samples <small>Click one to compare it with another step.</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
@@ -78,8 +79,8 @@ def learned_html(run: reader.RecordedRun) -> str:
     )
 
 
-def _row(number: int, samples: list[RunSample]) -> str:
-    prompt = str(samples[-1].event.get("prompt") or "") or Message("Prompt {number}", number=number + 1)
+def _row(number: int, words: str, samples: list[RunSample]) -> str:
+    prompt = words or Message("Prompt {number}", number=number + 1)
     pictures = "".join(_sample_html(sample, prompt) for sample in reversed(samples[-MAX_PICTURES:]))
     prompt_html = html.escape(str(prompt))
     return f'<p title="{prompt_html}"{data(prompt)}>{prompt_html}</p><div class="strip" role="group">{pictures}</div>'

@@ -129,7 +129,7 @@ def _import_easy_optimizer(builder: ImportBuilder) -> None:
         builder.ignore("lr_scheduler_args", Message("it is for {name}, which is not offered here", name=schedule))
         builder.values.pop("lr_scheduler_args", None)
     if (share := builder.number("warmup_ratio")) is not None:
-        builder.rename("warmup_ratio", "lr_warmup_steps", min(share, 0.9999))
+        builder.rename("warmup_ratio", "lr_warmup_steps", min(share, 1.0))
 
 
 def _import_easy_images(builder: ImportBuilder, general: JsonMapping, subsets: list[JsonMapping]) -> None:

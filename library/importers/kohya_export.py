@@ -10,7 +10,7 @@ from library.config.reading import parse_resolution
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
-from library.config.values import join_words, parse_finite
+from library.config.values import join_words
 from library.importers import kohya_adapters, kohya_launch, kohya_ss
 from library.importers.builder import UNETS, Configs, settle_values
 from library.importers.result import Imported
@@ -231,9 +231,9 @@ def _export_rates(config: RunConfig, tab: str) -> Fields:
 
 
 def _export_warmup(config: RunConfig) -> Fields:
-    finite = parse_finite(config.optim.lr_warmup_steps)
-    share = 0 < finite < 1
-    return {"lr_warmup": round(finite * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else int(finite)}
+    warmup = config.optim.lr_warmup_steps
+    share = isinstance(warmup, float)
+    return {"lr_warmup": round(warmup * 100, 6) if share else 0, "lr_warmup_steps": 0 if share else warmup}
 
 
 def _export_noise(config: RunConfig, fields_by_option: Mapping[str, Fields]) -> Fields:

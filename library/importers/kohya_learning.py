@@ -51,8 +51,8 @@ def read_warmup(builder: ImportBuilder, tab: str) -> None:
         builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
     elif percent and percent > 0:
         share: float | int = percent / 100
-        if share >= 1:  # a share of 1 would mean one step
-            share = int(total) if total else 0.9999
+        if share >= 1:
+            share = 1.0
         elif tab == "lora" and builder.get("dataset_config") and total:
             share = round(percent * total / 100)
         text = Message(

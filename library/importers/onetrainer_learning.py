@@ -122,8 +122,7 @@ def _import_onetrainer_schedule(builder: ImportBuilder) -> None:
     builder.change("learning_rate_scheduler", explanation, {"lr_scheduler": our_schedule, **values})
     if warmup and our_schedule != "adafactor":
         steps = _batches_to_steps(builder, warmup)
-        # A share of 1 would mean one step.
-        builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", min(steps, 0.9999) if warmup <= 1 else steps)
+        builder.rename("learning_rate_warmup_steps", "lr_warmup_steps", float(steps) if warmup <= 1 else steps)
     else:
         builder.change(
             "learning_rate_warmup_steps", Message("{schedule} has no warm-up, so there is none", schedule=our_schedule)

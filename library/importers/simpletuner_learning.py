@@ -113,7 +113,8 @@ def _parse_settings(text: object) -> list[tuple[str, str]]:
 def _import_simpletuner_schedule(builder: ImportBuilder) -> None:
     name = str(builder.get("lr_scheduler"))
     known_schedules = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
-    warmup = builder.number("lr_warmup_steps")
+    if warmup := builder.number("lr_warmup_steps"):
+        builder.keep("lr_warmup_steps", int(warmup))  # 1.0 would be the whole training
     ours = name if name in known_schedules else "constant"
     ours = "constant_with_warmup" if ours == "constant" and warmup else ours
     free = "schedulefree" in simplify_name(builder.get("optimizer"))

@@ -46,16 +46,21 @@ class SampleSheet:
 
 
 def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
-    """Return the sheet of a run's sample events; None if all are of one step, which shows no progress."""
-    places, prompts = {}, {}
-    for place, event in enumerate(events):
-        number, step = (_whole(event.get(name)) for name in ("number", "step"))
-        places[number, step], prompts[number] = place, str(event.get("prompt") or "")
+    """Return the sheet of a run's sample events; None if all are of one step, which shows no progress.
+
+    Where a resume has changed a prompt, only samples of its last words are compared.
+    """
+    prompts = {_whole(event.get("number")): event.get("prompt") or "" for event in events}
+    places = {
+        (number, _whole(event.get("step"))): place
+        for place, event in enumerate(events)
+        if (event.get("prompt") or "") == prompts[number := _whole(event.get("number"))]
+    }
     steps = sorted({step for _, step in places})
     if len(steps) < 2:
         return None
     middle = min(steps, key=lambda step: abs(step - (steps[0] + steps[-1]) / 2))
-    rows = {number: prompts[number] for number in sorted(prompts)[:MAX_ROWS]}
+    rows = {number: str(prompts[number]) for number in sorted(prompts)[:MAX_ROWS]}
     return SampleSheet(tuple(sorted({steps[0], middle, steps[-1]})), rows, places)
 
 

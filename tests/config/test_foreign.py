@@ -163,12 +163,13 @@ def test_zero_steps_are_epochs(steps):
         ({"lr_warmup": 10, "lr_scheduler": "cosine", "lr_scheduler_type": "CosineAnnealingLR"}, 0),
         ({"lr_warmup": 10, "lr_scheduler": "cosine", "dataset_config": "d.toml"}, 10),
         ({"lr_warmup_steps": 50, "lr_scheduler": "cosine", "dataset_config": "d.toml", "max_train_steps": 0}, 50),
-        ({"lr_warmup": 100, "lr_scheduler": "cosine"}, 100),
+        ({"lr_warmup": 100, "lr_scheduler": "cosine"}, 1.0),
+        ({"lr_warmup_steps": 1, "lr_scheduler": "cosine"}, 1),
     ],
 )
 def test_warmup_in_percent_and_in_steps(keys, warmup):
     converted = imported("lora", "sdxl", **keys)
-    assert converted.config.optim.lr_warmup_steps == warmup and not converted.problems
+    assert repr(converted.config.optim.lr_warmup_steps) == repr(warmup) and not converted.problems  # 1.0: all steps
 
 
 def test_rates_of_the_parts_of_adapters():

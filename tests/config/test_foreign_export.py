@@ -133,6 +133,16 @@ def test_a_change_touches_only_its_own_fields():
     assert fields["future_key"] == {"a": [1]} and fields["text_encoder_lr"] == 0 and fields["wandb_api_key"] == "mine"
 
 
+@pytest.mark.parametrize(("warmup", "percent", "steps"), [("100%", 100, 0), ("5%", 5, 0), (1, 0, 1)])
+def test_a_warmup_of_all_steps_is_not_one_step(warmup, percent, steps):
+    values = {"lr_scheduler": "cosine", "lr_warmup_steps": warmup}
+    config = build_config(CONFIGS["sdxl_train_network"], values, notes=[])
+    fields, _ = importers.export(config, CONFIGS)
+    assert (fields["lr_warmup"], fields["lr_warmup_steps"]) == (percent, steps)
+    again = importers.import_content(fields, CONFIGS).config
+    assert repr(again.optim.lr_warmup_steps) == repr(config.optim.lr_warmup_steps)
+
+
 def test_a_new_field_wins_over_a_flag_that_was_typed():
     base = {"sdxl": True, "LoRA_type": "Standard", "seed": 1, "additional_parameters": "--seed 5 --bogus x"}
     config = replace_options(importers.import_content(base, CONFIGS).config, seed=7)

@@ -107,6 +107,7 @@ ONETRAINER = [
     ),
     (FLUX_LORA, {"learning_rate": 1e-4}, {"text_encoder_lr": (1e-4, 1e-4), "network_args": ("train_t5xxl=True",)}),
     (SDXL_LORA, {"learning_rate_warmup_steps": 20, "gradient_accumulation_steps": 4}, {"lr_warmup_steps": 5}),
+    (SDXL_LORA, {"learning_rate_warmup_steps": 1}, {"lr_warmup_steps": 1.0}),
     (SDXL_LORA, {"learning_rate_warmup_steps": 0}, {"lr_scheduler": "constant", "lr_warmup_steps": 0}),
     (
         SDXL_LORA,

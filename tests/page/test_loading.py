@@ -79,6 +79,28 @@ def test_every_form_that_is_queued_during_a_check_gets_into_the_queue(visit, tmp
     assert [entry.name for entry in queue.read_queue().waiting] == ["cat-4", "cat-8", "cat-32"]
 
 
+def test_a_queued_form_with_problems_is_named_though_the_form_has_changed(visit, tmp_path, monkeypatch):
+    done = threading.Event()
+
+    def slow(reading, launch):
+        assert done.wait(60)
+        return {"findings": isolated.known(reading), "fit": None}
+
+    monkeypatch.setattr(isolated, "check_reading", slow)
+    visitor = filled(visit(), tmp_path / "out")
+    with queue.changing() as data:
+        data.paused = queue.BY_USER
+    for name, batch in (("cat-1", 1), ("cat-0", 0), ("cat-x", -1), ("cat-2", 2)):
+        visitor.fill(train_batch_size=batch, output_name=name)
+        visitor.click("Add to queue")
+    done.set()
+    visitor.page.wait_for_selector(".bar:not([data-busy])")
+    assert [entry.name for entry in queue.read_queue().waiting] == ["cat-1", "cat-2"]
+    told = visitor.page.locator(".told").inner_text()
+    assert all(f"{name} is not in the queue" in told for name in ("cat-0", "cat-x")) and told.count("Batch size") == 2
+    assert visitor.page.locator(".told button:not(.jump)").count() == 1  # no fix, as the form is another now
+
+
 def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(visit, served, tmp_path):
     path = served[1] / "wrong.toml"
     path.write_text(

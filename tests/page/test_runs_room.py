@@ -247,3 +247,18 @@ def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypa
     assert f"run={second.name}" in parts["learned"]  # the picture from the base model to the end
     sheet = Image.open(io.BytesIO(samples.show_learned({"run": second.name}).body)).convert("RGB")
     assert {(0, 80, 40), (120, 80, 40), (240, 80, 40)} <= {colour for _, colour in sheet.getcolors(1 << 20)}
+
+
+def test_a_prompt_that_a_resume_has_changed_is_not_mixed_with_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    first = recorded(tmp_path, "first", 1e-4, started=time.time() - 900)
+    second = recorded(tmp_path, "second", 1e-4, resumes=first.name)
+    later = [line for line in (second / layout.PROGRESS).read_text().splitlines() if json.loads(line)["step"] > 20]
+    (second / layout.PROGRESS).write_text("\n".join(later).replace("a dog", "a red dog") + "\n")
+    parts = {name: part.render() for name, part in monitor.panel_parts(second.name).items()}
+    rows = parts["gallery"].split('<div class="strip"')[1:]
+    assert [row.count('class="sample"') for row in rows] == [3, 1, 2]  # the cat, the first dog, and the red one
+    assert "a red dog" not in rows[1].split("<p ")[0] and "sample of step 0" not in rows[2].casefold()
+    sheet = Image.open(io.BytesIO(samples.show_learned({"run": second.name}).body)).convert("RGB")
+    colours = {colour for _, colour in sheet.getcolors(1 << 20)}
+    assert {(0, 80, 0), (120, 80, 40), (240, 80, 40)} <= colours and (0, 80, 40) not in colours

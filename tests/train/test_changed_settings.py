@@ -12,6 +12,7 @@ from library.config.sections.learning import SchedulerName
 from library.families.flux.options import FluxLora, FluxTrain
 from library.optim import averaging, classes, lr_schedule, optimizers, resuming
 from library.optim.names import optimizer_spec
+from library.train.saving import deciding_options
 from tests.train.test_optimizers import NAMES, copied
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
@@ -30,6 +31,17 @@ def config_of(name="AdamW", cls=FluxLora, **options):
     rate = 1.0 if optimizer_spec(name).finds_rate else 5e-3
     base = {"optimizer_type": name, "learning_rate": rate, "optimizer_args": FIXED.get(name, [])}
     return build_config(cls, base | options, notes=[])
+
+
+@pytest.mark.parametrize("option", ["lr_warmup_steps", "lr_decay_steps"])
+def test_all_steps_and_one_step_are_different_settings(option):
+    one, all_steps, half = (
+        deciding_options.deciding_options(config_of(lr_scheduler="cosine", **{option: value}), TOTAL)
+        for value in (1, "100%", "50%")
+    )
+    assert [str(line) for line in deciding_options.compare_settings(one, all_steps)] == [f"{option} was 1 and is 1.0"]
+    for other in (all_steps, half):
+        assert deciding_options.is_rescheduled(one, other) and not deciding_options.is_rescheduled(other, other)
 
 
 class Run:

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import Message, MessageLike, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 
 # Raise it with every change after which a training computes other numbers, if only by rounding: a resume from an older
 # state then says that it may not be bit-exact. States of 0.3.0 and before have no such number.
-ARITHMETIC = 1
+ARITHMETIC = 2
 # Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
 # What is kept for the backward pass: what compiled blocks compute again is rounded less often than what they keep.
@@ -59,6 +59,7 @@ INDIFFERENT_OPTIONS = (
     *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
     *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
 )
+STEPS_OR_SHARES = ("lr_warmup_steps", "lr_decay_steps")  # 1 is one step, and 1.0 all of them
 LENGTH = "number of steps"  # compared like an option if the schedule depends on it
 FLAT = ("constant", "constant_with_warmup")  # schedules that do not depend on the number of steps
 
@@ -115,7 +116,7 @@ def inexact_differences(saved: JsonMapping, now: JsonMapping) -> Iterator[Messag
 
 def is_rescheduled(saved: JsonMapping, now: JsonMapping) -> bool:
     decisive = (name for name in now if name.startswith("lr_") or name == LENGTH)
-    return any(name in saved and saved[name] != now[name] for name in decisive)
+    return any(_is_another(saved, name, now[name]) for name in decisive)
 
 
 def computed_by(device: torch.device) -> dict[str, str]:
@@ -126,13 +127,19 @@ def computed_by(device: torch.device) -> dict[str, str]:
 def compare_settings(saved: JsonMapping, now: JsonMapping) -> Iterator[MessageLike]:
     """Yield a sentence for each setting that differs. Skips options that one of the two program versions lacks."""
     for name, value in now.items():
-        if name in saved and saved[name] != value:
+        if _is_another(saved, name, value):
             yield Message(
                 "{name} was {before} and is {now}",
                 name=option_name(name),
                 before=_setting_text(saved[name]),
                 now=_setting_text(value),
             )
+
+
+def _is_another(saved: JsonMapping, name: str, value: JsonValue) -> bool:
+    if name not in saved:
+        return False
+    return saved[name] != value or (name in STEPS_OR_SHARES and type(saved[name]) is not type(value))
 
 
 def _setting_text(value: Any) -> MessageLike:
