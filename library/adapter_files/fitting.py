@@ -1,5 +1,6 @@
 """Whether the file of an adapter can belong to a model, by its header alone."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from library import families
@@ -40,8 +41,13 @@ def names_family(path: Path, stored: JsonMapping) -> bool:
 
 
 def _families_of(path: Path, shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    return names.possible_families(map(layer_of, shapes), storage.metadata_of(path), names.module_sizes(shapes))
+    layers = (layer_of(key, shapes) for key in shapes)
+    return names.possible_families(layers, storage.metadata_of(path), names.module_sizes(shapes))
 
 
-def layer_of(key: str) -> str:
-    return key.partition(".")[0] if key.startswith("lora_") else key
+def layer_of(key: str, keys: Collection[str] = ()) -> str:
+    """Return the layer that a tensor belongs to, among the `keys` of its file. Dotted names contain more dots."""
+    if key.startswith("lora_"):
+        return key.partition(".")[0]
+    parts = names.split_any(key, keys)
+    return parts[0] if parts else key

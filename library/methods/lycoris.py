@@ -37,6 +37,7 @@ from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
 from library.methods.lycoris_files import (
     adapter_alpha,
+    answer_in_the_dtype_of_the_layer,
     block_sizes,
     drop_rows_on_the_device,
     follow_alpha,
@@ -282,6 +283,7 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
     layer = adapter.org_module[0]
     match_scale_of_file(adapter)
     use_whole_rank_outside_of_steps(adapter)
+    answer_in_the_dtype_of_the_layer(adapter)
     layer.add_module("adapter", _moved(adapter, device, dtype))
     if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
         adapter.org_forward = types.MethodType(_call_current_forward, layer)

@@ -28,6 +28,20 @@ def use_whole_rank_outside_of_steps(adapter: Any) -> None:
     adapter.get_random_rank_weight = weight
 
 
+def answer_in_the_dtype_of_the_layer(adapter: Any) -> None:
+    """Let iA3 return what its layer would: beside a bf16 model its own numbers are float32, and in bypass mode the
+    package multiplies the layer's output by them, which norms in bf16 refuse on a CPU.
+    """
+    if type(adapter).__name__ != "IA3Module":
+        return
+    scaled = adapter._channel_scale
+
+    def channel_scale(x: Tensor, *args: Any) -> Tensor:
+        return scaled(x, *args).to(x.dtype)
+
+    adapter._channel_scale = channel_scale
+
+
 def takes_the_weight(adapter: Any) -> bool:
     return getattr(adapter, "is_diff", None) is False
 

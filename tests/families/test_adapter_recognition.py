@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from library import families
-from library.adapter_files import adapters
+from library.adapter_files import adapters, fitting, names
 from library.check import preflight
 from library.config.problems import ConfigError
 from library.families import recognition
@@ -106,6 +106,35 @@ def test_a_lora_whose_names_two_families_share_is_of_the_one_that_is_trained_and
     assert adapters.read_lora(made(musubi, tmp_path / "musubi.safetensors")).family == "qwen_image"
     single = {name.replace("transformer_blocks", "single_transformer_blocks"): shape for name, shape in both.items()}
     assert adapters.read_lora(made(both | single, tmp_path / "flux.safetensors")).family == "flux"
+
+
+@pytest.mark.parametrize("style", names.FORMATS)
+def test_a_file_in_the_names_of_any_program_fits_its_own_family_alone(demo, style, tmp_path):  # noqa: F811
+    """Qwen-Image-2.1's own files have dotted names, too."""
+    path = made({"a": (1,)}, tmp_path / "without_metadata.safetensors")
+    for family in families.FAMILIES:
+        header = weights.header(config_of(demo, families.lora_script(family)).model.pretrained_model_name_or_path)
+        lora_names = names.lora_names_of(family)
+        plain, lokr = {}, {}
+        for layer in (layer for part, layer in lora_names.layers(header, False) if part == "denoiser"):
+            rows, columns = header.get(f"{layer}.weight", (4, 4))[:2]
+            spelled = names.spelled(names.Module("denoiser", layer), family, style)
+            for name in spelled:
+                sides = {"lora_A.weight": (2, columns), "lora_B.weight": (rows // len(spelled), 2)}
+                plain |= {f"{name}.{side}": {"shape": shape} for side, shape in sides.items()}
+                sides = {"lokr_w1": (2, 2), "lokr_w2": (rows // len(spelled) // 2, columns // 2)}
+                lokr |= {f"{name}.{side}": {"shape": shape} for side, shape in sides.items()}
+        for stored in (plain, lokr):
+            fits = [other for other in families.FAMILIES if fitting.misfit(path, stored, other) is None]
+            assert fits == [family], next(iter(stored))
+
+
+def test_a_layer_of_another_rank_is_named_without_the_ending_of_its_tensor(demo, tmp_path):  # noqa: F811
+    layer = "transformer_blocks.0.img_mlp.out"
+    shapes = {f"{layer}.lora_down.weight": (4, 192), f"{layer}.lora_up.weight": (64, 4)}
+    path = made(shapes, tmp_path / "four.safetensors")
+    with pytest.raises(ConfigError, match=re.escape(f"network_weights: {layer} has rank 4 in the file and 8 here")):
+        preflight.check_before_training(config_of(demo, "qwen_image_21_train_network", network_weights=path))
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -17,6 +17,7 @@ from library.bench import subjects
 from library.config.problems import ConfigError
 from library.families import network_args
 from library.families.adapter_kinds import LYCORIS_KINDS
+from library.methods import lycoris as lycoris_bridge
 from tests.training import LORAS
 
 pytest.importorskip("lycoris")
@@ -142,6 +143,20 @@ def test_layers_whose_weights_the_package_takes_away_still_compute(script):
         "weight" not in m._parameters for m in trainable.components.denoiser.modules() if isinstance(m, nn.Linear)
     )
     assert answer.isfinite().all()
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv2d(4, 4, 3)], ids=["linear", "convolution"])
+@pytest.mark.parametrize("algo", BYPASSED)
+def test_beside_a_base_in_bf16_layers_still_answer_in_bf16(flux_like, flux_config, algo, layer):
+    """Norms of U-Nets take nothing else. The adapters are in float32, as those that learn are."""
+    base = copy.deepcopy(layer).bfloat16()
+    network = importlib.import_module("lycoris").create_lycoris(base, 1.0, 2, 2, algo=algo, bypass_mode=True, factor=2)
+    network.apply_to()
+    for adapter in network.loras:
+        lycoris_bridge._put_into_its_layer(adapter, torch.device("cpu"), torch.float32)
+    x = torch.randn(2, 4, 5, 4) if isinstance(base, nn.Linear) else torch.randn(2, 4, 5, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network.loras and base(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_rank_dropout_of_lokr_is_drawn_where_the_weights_are(flux_like, flux_config):
