@@ -85,12 +85,8 @@ def preview_time(config: RunConfig, clock: Clock, size: tuple[int, int]) -> Prev
 def count_times(config: RunConfig, clock: Clock) -> int:
     """Return how often a training generates samples by its schedule."""
     sample = config.sample
-    every = sample.sample_every_n_steps
-    if sample.sample_every_n_epochs:
-        every = sample.sample_every_n_epochs * clock.per_epoch
-    times = clock.total // every if every else 0
-    at_end = bool(sample.scheduled and not sample.sample_prompts and (not every or clock.total % every))
-    return times + at_end + sample.sample_at_first
+    left = clock.times_left(sample.sample_every_n_steps, sample.sample_every_n_epochs) if sample.scheduled else 0
+    return left + sample.sample_at_first
 
 
 def _passes(prompt: Prompt, sampler: Sampler) -> int:

@@ -62,3 +62,17 @@ def test_a_resumed_clock_goes_on_where_it_stood():
 
 def test_windows_group_batches_and_keep_the_short_last_one():
     assert list(windows(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "left"),
+    [
+        (3, None, [3, 3, 2, 2, 1, 0]),
+        (4, None, [2, 2, 2, 1, 1, 0]),
+        (None, 1, [2, 2, 2, 1, 1, 0]),
+        (None, None, [1] * 5 + [0]),
+    ],
+)
+def test_what_is_due_at_intervals_and_at_the_end_is_counted(steps, epochs, left):
+    moments = (0, 2, 3, 5, 7, 8)
+    assert [Clock(8, 4, 2, step=step).times_left(steps, epochs) for step in moments] == left

@@ -123,10 +123,11 @@ def test_the_check_counts_both_prompts_where_the_sampler_is_guided(demo, script,
 @pytest.mark.parametrize(
     ("values", "times"),
     [
-        ({"sample_every_n_steps": 3}, 2),
-        ({"sample_every_n_steps": 3, "sample_at_first": True}, 3),
+        ({"sample_every_n_steps": 3}, 3),  # 3, 6, and 8, which is the last
+        ({"sample_every_n_steps": 4}, 2),
+        ({"sample_every_n_steps": 3, "sample_at_first": True}, 4),
         ({"sample_every_n_epochs": 1, "sample_every_n_steps": 1}, 2),
-        ({"sample_at_first": True}, 1),
+        ({"sample_at_first": True}, 2),
         ({}, 0),
     ],
 )
@@ -134,8 +135,7 @@ def test_times_follow_the_schedule(demo, prompts, values, times):
     config = config_of(demo, "flux_train_network", sample_prompts=prompts, **values)
     assert preview_time.count_times(config, Clock(8, 4, 2)) == times
     from_captions = replace(config, sample=replace(config.sample, sample_prompts=None, sample_from_captions=1))
-    at_end = bool(values) and "sample_every_n_epochs" not in values
-    assert preview_time.count_times(from_captions, Clock(8, 4, 2)) == times + at_end
+    assert preview_time.count_times(from_captions, Clock(8, 4, 2)) == times
     assert len(preview_memory.complete_prompts(from_captions)) == 2
     assert preview_memory.largest_sample(from_captions) == (caption_prompts.MAX_SAMPLE_SIDE,) * 2
 

@@ -108,6 +108,19 @@ def test_a_training_without_prompts_ends_with_pictures(run, tmp_path):
     assert all(Image.open(path).size == (64, 64) for path in (tmp_path / "out" / "sample").iterdir())
 
 
+def test_a_training_with_a_prompt_file_ends_with_pictures_of_the_last_step_once(run, tmp_path):
+    (tmp_path / "p.txt").write_text("zorb --w 64 --h 64 --s 1 --d 3\n", encoding="utf-8")
+    plain = run(output_dir=tmp_path / "plain", seed=3)
+    steps = {}
+    for every in (2, 3):
+        made = run(
+            seed=3, output_dir=tmp_path / str(every), sample_prompts=tmp_path / "p.txt", sample_every_n_steps=every
+        )
+        assert made.losses == plain.losses
+        steps[every] = [event["step"] for event in made.events("sample")]
+    assert steps == {2: [2, 3], 3: [3]}
+
+
 def test_a_dataset_file_gives_prompts_too(run, tmp_path):
     place = pictures(tmp_path / "other", repeats=1)
     text = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{place / '1_zorb toy'}'\n"

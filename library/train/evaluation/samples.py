@@ -158,12 +158,13 @@ class SampleRunner:
     def when_due(self, training: Training) -> None:
         """Generate samples after a step: at the end of an epoch, every n steps, or on request.
 
-        Epochs win if both are set, as upstream. Prompts from captions are also sampled after the last step.
+        Epochs win if both are set, as upstream. Scheduled samples are also generated after the last step, so that
+        there are pictures of the finished file.
         """
         sample = self._config.sample
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
         due = any(training.clock.every(steps, sample.sample_every_n_epochs))
-        due = due or (training.clock.done and sample.scheduled and not self._file)
+        due = due or (training.clock.done and sample.scheduled)
         if (training.journal.requests.granted("sample") or due) and self.wanted:
             self._sample_all(training)
 
@@ -237,12 +238,9 @@ class SampleRunner:
 
     def _pictures_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> PicturesLeft:
         """Return what these prompts need until the end of the training, as far as it is scheduled."""
-        sample, rounds = self._config.sample, 1
-        if sample.sample_every_n_epochs:
-            rounds += (clock.epochs - clock.epoch) // sample.sample_every_n_epochs
-        elif sample.sample_every_n_steps:
-            rounds += (clock.total - clock.step) // sample.sample_every_n_steps
-        return pictures_left(own_prompts, self._sampler, rounds)
+        sample = self._config.sample
+        left = clock.times_left(sample.sample_every_n_steps, sample.sample_every_n_epochs) if sample.scheduled else 0
+        return pictures_left(own_prompts, self._sampler, rounds=1 + left)
 
     @contextlib.contextmanager
     def _failing_alone(self, prompt: str, training: Training, failures: Failures) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """The length of a training, its current step and epoch, and what is due."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -84,6 +85,13 @@ class Clock:
             yield "step"
         if epochs and self.epoch_ended and self.epoch % epochs == 0:
             yield "epoch"
+
+    def times_left(self, steps: int | None, epochs: int | None) -> int:
+        """Return how often what is due at these intervals, and after the last step, will still be due."""
+        if self.done:
+            return 0
+        every = epochs * self.per_epoch if epochs else steps or self.total
+        return math.ceil(self.total / every) - self.step // every
 
     def state(self) -> dict[str, int]:
         return {"current_step": self.step, "current_epoch": self.epoch, "step_in_epoch": self.in_epoch}
