@@ -20,7 +20,7 @@ def step_of(state: Path) -> int | None:
 
 def parent_run(folder: Path) -> tuple[Path, int | None] | None:
     """Return the folder of the run that the one in `folder` resumes, and the step, if known."""
-    facts = layout.load_facts(folder / layout.RUN)
+    facts = layout.load_changed(str(folder / layout.RUN))
     state, at = _state(folder, facts), _before_first(folder)
     if at is None and state:  # only now, as the folder may hold another state later
         at = step_of(state)
@@ -60,14 +60,14 @@ def _named_parent(facts: JsonMapping) -> JsonObject | None:
         folder = registry.folder_of_run(facts["resumes"])
     except KeyError:
         return None
-    return {**layout.load_facts(folder / layout.RUN), "at": folder}
+    return {**layout.load_changed(str(folder / layout.RUN)), "at": folder}
 
 
 def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
     """Return the newest older run that wrote states of this name there, and got as far."""
     output_dir = state.parent.absolute()
     known_runs = [
-        {**layout.load_facts(folder / layout.RUN), "at": folder} for folder in registry.run_folders().values()
+        {**layout.load_changed(str(folder / layout.RUN)), "at": folder} for folder in registry.run_folders().values()
     ]
     candidates = [
         run

@@ -118,7 +118,7 @@ def test_a_step_changes_neither_the_buttons_nor_the_samples(tmp_path):
         before = changes()
         record.step({"step": 3, "loss": 0.4, "lr": 1e-4})
         sent = changes(shown=before["shown"])["parts"]
-        assert {"head", "chart", "numbers"} <= sent.keys() <= {"head", "chart", "numbers", "usage"}
+        assert {"head", "chart", "numbers"} <= sent.keys() <= {"head", "chart", "rates", "numbers", "usage"}
         assert "Step 3" in sent["head"] and "0.4000" in sent["numbers"]
 
 
