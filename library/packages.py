@@ -81,7 +81,7 @@ def has_kernel(kernel: str) -> bool:
     return is_installed(KERNEL_PACKAGES[kernel][1])
 
 
-def missing_kernel(option: str, kernel: str) -> Problem | None:
+def missing_kernel_package(option: str, kernel: str) -> Problem | None:
     """Return the problem of an option that chooses an attention kernel whose package is missing."""
     if kernel not in KERNEL_PACKAGES or has_kernel(kernel):
         return None

@@ -116,6 +116,12 @@ function pressAgain(training, doing, now) {
   find(training, ".bar > .said").replaceChildren();
 }
 
+// A reload would lose the forms whose check has not ended: the browser asks first.
+addEventListener("beforeunload", (event) => {
+  const starts = [...pending.keys()].some((doing) => STARTS.some((act) => doing.split(" ")[1] === act));
+  if (starts) event.preventDefault();
+});
+
 /** The number of configs requested: only the last one is put into its form. */
 let loads = 0;
 

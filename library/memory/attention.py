@@ -61,7 +61,7 @@ def missing_kernel(device: torch.device, kernel: str, option: str = "attention_k
         return None
     known = ", ".join(["auto", *offered(device)])
     template = ": there is no {kernel} on this machine; choose one of {known}"
-    return packages.missing_kernel(option, kernel) or Problem(
+    return packages.missing_kernel_package(option, kernel) or Problem(
         option, template, kernel=kernel, known=known, fix={option: "auto"}
     )
 

@@ -53,7 +53,7 @@ def setting_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield the problems of a sample_lora that is nowhere, and of a sample_attention whose package is missing."""
     yield from _lora_problems(config)
     kernel = config.sample.sample_attention
-    if why := packages.missing_kernel("sample_attention", kernel):
+    if why := packages.missing_kernel_package("sample_attention", kernel):
         yield why
 
 

@@ -58,7 +58,9 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
     assert len(reader.runs()) == 1
 
 
-def test_every_form_that_is_queued_during_a_check_gets_into_the_queue(visit, tmp_path, monkeypatch):
+@pytest.fixture
+def checked(monkeypatch):
+    """An event for which the checks of forms wait; the queue is paused."""
     done = threading.Event()
 
     def slow(reading, launch):
@@ -66,34 +68,34 @@ def test_every_form_that_is_queued_during_a_check_gets_into_the_queue(visit, tmp
         return {"findings": isolated.known(reading), "fit": None}
 
     monkeypatch.setattr(isolated, "check_reading", slow)
-    visitor = filled(visit(), tmp_path / "out")
     with queue.changing() as data:
         data.paused = queue.BY_USER
+    return done
+
+
+def asks_before_leaving(visitor):
+    return visitor.page.evaluate("() => !dispatchEvent(new Event('beforeunload', { cancelable: true }))")
+
+
+def test_every_form_that_is_queued_during_a_check_gets_into_the_queue(visit, tmp_path, checked):
+    visitor = filled(visit(), tmp_path / "out")
     for dim in (4, 8, 8, 32):  # pressed twice for the same form, it is one training
         visitor.fill(network_dim=dim, output_name=f"cat-{dim}")
         visitor.click("Add to queue")
-    assert not queue.read_queue().waiting
-    done.set()
+    assert not queue.read_queue().waiting and asks_before_leaving(visitor)
+    checked.set()
     visitor.until("cat-32 is in the queue")
     visitor.page.wait_for_selector(".bar:not([data-busy])")
+    assert not asks_before_leaving(visitor)
     assert [entry.name for entry in queue.read_queue().waiting] == ["cat-4", "cat-8", "cat-32"]
 
 
-def test_a_queued_form_with_problems_is_named_though_the_form_has_changed(visit, tmp_path, monkeypatch):
-    done = threading.Event()
-
-    def slow(reading, launch):
-        assert done.wait(60)
-        return {"findings": isolated.known(reading), "fit": None}
-
-    monkeypatch.setattr(isolated, "check_reading", slow)
+def test_a_queued_form_with_problems_is_named_though_the_form_has_changed(visit, tmp_path, checked):
     visitor = filled(visit(), tmp_path / "out")
-    with queue.changing() as data:
-        data.paused = queue.BY_USER
     for name, batch in (("cat-1", 1), ("cat-0", 0), ("cat-x", -1), ("cat-2", 2)):
         visitor.fill(train_batch_size=batch, output_name=name)
         visitor.click("Add to queue")
-    done.set()
+    checked.set()
     visitor.page.wait_for_selector(".bar:not([data-busy])")
     assert [entry.name for entry in queue.read_queue().waiting] == ["cat-1", "cat-2"]
     told = visitor.page.locator(".told").inner_text()
