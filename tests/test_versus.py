@@ -94,7 +94,7 @@ def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monke
     mine, other = (rows["sdxl lora checkpointing", name] for name in (THIS_TRAINER, "bar"))
     for row in (mine, other):
         assert row["loss"] == 0.6 and row["caches"] == "made" and 0 < row["first_step_s"] <= row["wall_s"]
-        assert 0.04 < row["s_it"] < row["wall_s"]
+        assert 0 < row["s_it"] < row["wall_s"]
     assert rows["sdxl lora checkpointing", "broken"]["failed"] == "ValueError: no such thing as a | b"
     assert rows["sdxl lora compiled", "bar"]["failed"] == "has no compile"
     assert rows["sdxl lora compiled", THIS_TRAINER]["caches"] == "found"
