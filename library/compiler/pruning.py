@@ -17,6 +17,7 @@ from pathlib import Path
 # these, lie beside them in folders named by two letters of the file's name.
 CACHE_FOLDERS = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME_LENGTH = 2, 52
+COMPLETE = "complete"  # folder that says which trainings have all their graphs here (`warm_cache`)
 LOOKED_AT = (".py", ".json")  # `repair` reads these at every start, so their access time says nothing
 
 
@@ -34,6 +35,8 @@ def trim(folder: Path, max_bytes: int) -> int:
     # Only files of PyTorch and Triton count, as the user may have chosen a folder with other files.
     pieces = sorted(_cache_pieces(folder), key=lambda piece: piece.used)
     remaining = sum(piece.size for piece in pieces)
+    if remaining > max_bytes:
+        _remove(folder / COMPLETE)
     for piece in pieces:
         if remaining <= max_bytes:
             break
@@ -55,6 +58,8 @@ def repair(folder: Path) -> int:
     damaged = [*filter(_is_changed, sources), *filter(_is_torn, _leaf_folders(folder / "triton"))]
     for path in damaged:
         _remove(path)
+    if damaged:
+        _remove(folder / COMPLETE)
     return len(damaged)
 
 

@@ -14,7 +14,7 @@ from library.measuring import stored_results
 from library.measuring.candidates import TUNED_OPTIONS, format_changes
 from library.measuring.result import Measured
 from library.train.choices import Choices
-from library.train.compiling import autotune, autotune_cache
+from library.train.compiling import autotune, autotune_cache, fingerprint
 from library.train.compiling.autotune import Tuner, fastest_setting
 from tests.training import ONE_ADAPTER, config_of, train
 
@@ -198,7 +198,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"gradient_accumulation_steps": 2},
     ]
     assert usual not in [name(**changes) for changes in other] and {name(**changes) for changes in same} == {usual}
-    monkeypatch.setattr(autotune_cache, "_installed_version", lambda package: "9")
+    monkeypatch.setattr(fingerprint, "_installed_version", lambda package: "9")
     assert name() != usual
 
 

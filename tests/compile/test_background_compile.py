@@ -1,6 +1,7 @@
 """Compiling beside the run: eager steps first, then compiled ones from the cache, the same again in a resumed run."""
 
 import io
+import queue
 import re
 import sys
 from types import SimpleNamespace
@@ -137,7 +138,7 @@ def test_the_process_is_less_important_to_the_system_than_the_training(monkeypat
     """By itself, and on Windows by who starts it."""
     nicer: list[Any] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"device": "cpu", "script": "no such script"}'))
-    monkeypatch.setattr(compile_worker, "_end_with_input", lambda: None)
+    monkeypatch.setattr(compile_worker, "_read_numbers", lambda numbers: None)
     monkeypatch.setattr(compile_worker.os, "nice", nicer.append, raising=False)
     with pytest.raises(ConfigError):
         compile_worker.main()
@@ -145,7 +146,7 @@ def test_the_process_is_less_important_to_the_system_than_the_training(monkeypat
     monkeypatch.setattr(compile_process.subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0x4000, raising=False)
     monkeypatch.setattr(compile_process.subprocess, "Popen", lambda *_, **how: nicer.append(how) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        compile_process.CompileProcess({})
+        compile_process.CompileProcess({"calls": []})
     assert nicer[1]["creationflags"] == 0x4000
 
 
@@ -153,7 +154,7 @@ def test_the_process_ends_with_its_input(monkeypatch):
     ended = []
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     monkeypatch.setattr(compile_worker.os, "_exit", ended.append)
-    compile_worker._end_with_input()
+    compile_worker._read_numbers(queue.SimpleQueue())
     assert ended == [1]
 
 
@@ -378,7 +379,7 @@ def test_on_windows_it_compiles_in_one_process_and_its_words_arrive_in_utf_8(mon
     monkeypatch.setattr(compile_process, "WORKER", "says")
 
     def last_words():
-        process = compile_process.CompileProcess({})
+        process = compile_process.CompileProcess({"calls": []})
         process._follower.join(timeout=60)
         return process.failure
 

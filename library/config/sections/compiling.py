@@ -318,6 +318,10 @@ class Compile:
             return "only inductor keeps what it compiles"
         if self.compile_warmup == "auto" and (run.precision.fp8_compute or run.precision.int8_compute):
             return "products in 8 bits are slow in blocks that are not compiled"
+        return self.why_not_elsewhere(run)
+
+    def why_not_elsewhere(self, run: Any) -> MessageLike:
+        """Why no other process can compile the blocks, "" where one can."""
         if self.compile_scope == "model":
             return "compile_scope is model"
         if run.control_images.guided:

@@ -1,4 +1,4 @@
-"""A process that compiles a training's blocks into the cache, as seen by the training; see `compile_worker`."""
+"""Processes that compile a training's blocks into the cache, as seen by the training; see `compile_worker`."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -44,16 +45,20 @@ def compile_job(
 
 
 class CompileProcess:
-    """A process that compiles the graphs of some calls in order. It ends when this process does."""
+    """A process that compiles the graphs of calls, one after the other. It ends when this process does."""
 
-    def __init__(self, job: JsonObject) -> None:
+    def __init__(self, job: JsonObject, waiting: deque[int] | None = None, threads: int = 0) -> None:
+        """`waiting`: numbers of the job's calls, which several processes may take from its left; by default all of
+        them. `threads`: of inductor, by default half of the cores.
+        """
         self.compiled = 0  # calls whose graphs are in the cache
         self.failure = ""  # why compiling has ended, "" if nothing failed
+        self._waiting = deque(range(len(job["calls"]))) if waiting is None else waiting
         environment = {**os.environ, **OUTPUT_IN_UTF_8}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT_ROOT), environment.get("PYTHONPATH"))))
         if sys.platform != "win32":  # there PyTorch compiles in one process, as it cannot start those of its pool
             # Leave half of the cores to the training.
-            environment.setdefault(THREADS, str(max((os.cpu_count() or 2) // 2, 1)))
+            environment.setdefault(THREADS, str(threads or max((os.cpu_count() or 2) // 2, 1)))
         self._process = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
@@ -72,10 +77,11 @@ class CompileProcess:
         assert process.stdin and process.stdout
         try:
             process.stdin.write(f"{job}\n")
-            process.stdin.flush()
+            self._send_next()
             for line in process.stdout:
                 if line.startswith('{"compiled"'):
                     self.compiled += 1
+                    self._send_next()
                 else:
                     last = line.strip() or last
         except (OSError, ValueError) as error:  # it has ended meanwhile
@@ -84,9 +90,22 @@ class CompileProcess:
             by_itself = f"{last[:200] or 'its process ended without a word'} (code {code})"
             self.failure = KILLED.format(number=-code) if code < 0 else by_itself
 
+    def _send_next(self) -> None:
+        """Send the number of the next call, or an empty line if there is none."""
+        assert self._process.stdin
+        with contextlib.suppress(IndexError):
+            self._process.stdin.write(f"{self._waiting.popleft()}")
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the process has ended, `seconds` at most; return whether it has."""
+        self._follower.join(timeout=seconds)
+        return not self._follower.is_alive()
 
     def stop(self) -> None:
         """Kill the process if it still runs, and wait until its memory is free."""

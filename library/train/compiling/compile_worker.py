@@ -1,13 +1,14 @@
-"""The process that compiles a training's blocks into the cache while the training takes its first steps.
+"""A process that compiles a training's blocks into the cache, before the training's first step or beside its first steps.
 
-It reads one line of JSON from stdin, builds one block of each kind with random weights, calls each as the training
-does, and prints a line of JSON per call. It ends when stdin is closed, so it never outlives the training. An error is
-printed as the last line, with a non-zero exit code.
+It reads one line of JSON from stdin and builds one block of each kind with random weights. Then it reads the number of a
+call from a line, calls the block as the training does, and prints a line of JSON; so on until a line is empty. It ends
+when stdin is closed, so it never outlives the training. An error is printed as the last line, with a non-zero exit code.
 """
 
 import contextlib
 import json
 import os
+import queue
 import sys
 import threading
 import time
@@ -47,7 +48,8 @@ WITHOUT_GRAPH_INFLUENCE = {
 def main() -> int:
     """Run the job read from the first line of stdin."""
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()
     with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
         os.nice(NICER)
     device = torch.device(job["device"])
@@ -59,8 +61,8 @@ def main() -> int:
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:
         denoiser = blocks_alone(config, job, calls, device, log)
-        for call in calls:
-            began = time.perf_counter()
+        while (number := wanted.get()) is not None:
+            call, began = calls[number], time.perf_counter()
             block_calls.repeat(denoiser, call, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -109,8 +111,10 @@ def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:
             del module._modules[name]
 
 
-def _end_with_input() -> None:
-    sys.stdin.read()
+def _read_numbers(wanted: "queue.SimpleQueue[int | None]") -> None:
+    """Hand on the numbers of calls, None for an empty line; end this process when stdin ends."""
+    for line in sys.stdin:
+        wanted.put(int(line) if line.strip() else None)
     os._exit(1)
 
 

@@ -18,6 +18,7 @@ from library.memory.compile_targets import compiles_size_by_size
 from library.memory.prepare import BYTES_OF_ADAM, is_sharded
 from library.train.choices import Choices
 from library.train.compiling.background_compile import BackgroundCompiler
+from library.train.compiling.parallel_compile import ParallelCompiler
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 from library.train.step.clock import Clock
@@ -42,6 +43,7 @@ class Precompiler:
         self.plan, self.log, self._config, self._options = plan, plan.log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
         self._background = BackgroundCompiler(config, world, journal, plan, clock, choices or Choices())
+        self._parallel = ParallelCompiler(config, world, journal, plan)
         self._stepped = False  # whether a step was taken
         self._recorder: cudagraph.GraphedModel | None = None  # of the denoiser, from `prepare` on
         self._recording_seconds = 0.0  # see `recorded`
@@ -179,11 +181,14 @@ class Precompiler:
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
         each_size = single or self._options.dynamic is False
+        kind = kind_to_compile(batches, each_size, in_step)
+        if not self._stepped:
+            self._parallel.run(self._passes, kind)
         # Processes with shards of one model must compute at the same time.
         together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
         with together() if is_sharded(self._config) else in_turn(), self._passes.random_state_kept():
             try:
-                self._passes.run(kind_to_compile(batches, each_size, in_step))
+                self._passes.run(kind)
                 if not each_size and not self._records:
                     self._passes.run(
                         self._passes.largest()
@@ -235,6 +240,7 @@ class Precompiler:
             return
         if self.plan.state is PlanState.COMPILING:
             self.plan.on(PlanEvent.PROVE)
+            self._parallel.done()
         if broken := log.graph_breaks():
             self._journal.warn(
                 Message(
