@@ -1,4 +1,4 @@
-"""Which trainings have all their graphs in the cache folder: an empty file for each, named by what graphs depend on."""
+"""Which settings have all their graphs in the cache folder: an empty file for each, named by what graphs depend on."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ def is_warm(name: str) -> bool:
 
 
 def note_warm(name: str) -> None:
-    """Remember a training. If the folder is not writable, several processes read its graphs from the cache next time."""
+    """Remember settings. If the folder is not writable, their next start takes longer."""
     if folder := _folder():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

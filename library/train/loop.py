@@ -28,6 +28,7 @@ from library.memory.quantization import fp8_storage
 from library.methods import base_weights
 from library.train import beside, utilization
 from library.train.compiling import autotune, matmul_formats
+from library.train.compiling.parallel_compile import ParallelCompiler
 from library.train.compiling.precompile import Precompiler
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.evaluation.early_stop import EarlyStop
@@ -66,12 +67,14 @@ def run_training(
         file_identity.watching(),
         Journal(config, world, seed, began) as journal,
         CompileLog(journal.on_graph) as compile_log,
+        ParallelCompiler(world, journal) as parallel,
     ):
         journal.begin(remarks, notes)
         config = base_files.fetch(config, world, journal.phase)
         family = families.family_for(config)
         # The data set. It is encoded once; networks needed only for that are freed.
         images = read_images(config, journal)
+        parallel.begin(config)
         components = open_training_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
         read_networks(components, family, config, samples.wanted)
@@ -105,7 +108,7 @@ def run_training(
         journal.mark("moving to the device")
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
-        precompiler = Precompiler(config, world, journal, prepared.plan, clock, choices)
+        precompiler = Precompiler(config, world, journal, prepared.plan, clock, choices, parallel)
         step_log = StepLog(config, clock, world, journal, precompiler)
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, EarlyStop(config))
         with hold_memory(config, world), precompiler, step_log:

@@ -39,8 +39,11 @@ class Ready:
     made: Any = None
     failure, running = "", True
 
-    def __init__(self, job):
-        Ready.made, self.job, self.compiled, self.stopped = self, job, len(job["calls"]), False
+    def __init__(self):
+        Ready.made, self.compiled, self.stopped = self, 0, False
+
+    def start(self, job):
+        self.job, self.compiled = job, len(job["calls"])
 
     def stop(self):
         self.stopped = True
@@ -146,7 +149,7 @@ def test_the_process_is_less_important_to_the_system_than_the_training(monkeypat
     monkeypatch.setattr(compile_process.subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0x4000, raising=False)
     monkeypatch.setattr(compile_process.subprocess, "Popen", lambda *_, **how: nicer.append(how) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        compile_process.CompileProcess({"calls": []})
+        compile_process.CompileProcess()
     assert nicer[1]["creationflags"] == 0x4000
 
 
@@ -182,7 +185,7 @@ def beside(run, calls=()):
     """Let a process that is ready compile beside this run."""
     run._plan.postpone()
     run._plan.on(PlanEvent.START_PROCESS)
-    run._process, run._calls = Ready({"calls": []}), list(calls)
+    run._process, run._calls = Ready(), list(calls)
     return run
 
 
@@ -315,7 +318,7 @@ def test_whatever_fails_while_a_graph_is_loaded_leaves_an_eager_run(error, monke
 
 
 def test_a_process_that_cannot_be_started_is_replaced_by_compiling_first(monkeypatch):
-    def refuse(job):
+    def refuse():
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(background_compile, "CompileProcess", refuse)
@@ -379,7 +382,7 @@ def test_on_windows_it_compiles_in_one_process_and_its_words_arrive_in_utf_8(mon
     monkeypatch.setattr(compile_process, "WORKER", "says")
 
     def last_words():
-        process = compile_process.CompileProcess({"calls": []})
+        process = compile_process.CompileProcess()
         process._follower.join(timeout=60)
         return process.failure
 

@@ -271,10 +271,11 @@ class BackgroundCompiler:
         self._begun = self._clock.step
         job = compile_job(self._config, sizes, text_learns, self._calls, self._world.device)
         try:
-            self._process = CompileProcess(job)
+            self._process = CompileProcess()
         except OSError as error:
             self._compile_first(passes, f"no process could be started ({error.strerror or type(error).__name__})")
             return
+        self._process.start(job)
         self._plan.on(PlanEvent.START_PROCESS)
         if passes.recorder:
             passes.recorder.free_others = self.make_room

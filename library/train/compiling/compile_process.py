@@ -47,13 +47,14 @@ def compile_job(
 class CompileProcess:
     """A process that compiles the graphs of calls, one after the other. It ends when this process does."""
 
-    def __init__(self, job: JsonObject, waiting: deque[int] | None = None, threads: int = 0) -> None:
-        """`waiting`: numbers of the job's calls, which several processes may take from its left; by default all of
-        them. `threads`: of inductor, by default half of the cores.
+    def __init__(self, threads: int = 0) -> None:
+        """Start the process, which imports the compiler and waits for its job. `threads`: of inductor, by default half
+        of the cores. Raises OSError.
         """
         self.compiled = 0  # calls whose graphs are in the cache
         self.failure = ""  # why compiling has ended, "" if nothing failed
-        self._waiting = deque(range(len(job["calls"]))) if waiting is None else waiting
+        self._waiting: deque[int] = deque()
+        self._follower: threading.Thread | None = None
         environment = {**os.environ, **OUTPUT_IN_UTF_8}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT_ROOT), environment.get("PYTHONPATH"))))
         if sys.platform != "win32":  # there PyTorch compiles in one process, as it cannot start those of its pool
@@ -69,6 +70,12 @@ class CompileProcess:
             env=environment,
             creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
         )
+
+    def start(self, job: JsonObject, waiting: deque[int] | None = None) -> None:
+        """Let it compile the job's calls. `waiting`: their numbers, which several processes may take from its left; by
+        default all of them.
+        """
+        self._waiting = deque(range(len(job["calls"]))) if waiting is None else waiting
         self._follower = threading.Thread(target=self._follow, args=(json.dumps(job, default=str),), daemon=True)
         self._follower.start()
 
@@ -104,12 +111,13 @@ class CompileProcess:
 
     def wait(self, seconds: float) -> bool:
         """Wait until the process has ended, `seconds` at most; return whether it has."""
-        self._follower.join(timeout=seconds)
-        return not self._follower.is_alive()
+        if self._follower:
+            self._follower.join(timeout=seconds)
+        return self._follower is None or not self._follower.is_alive()
 
     def stop(self) -> None:
         """Kill the process if it still runs, and wait until its memory is free."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
-        self._follower.join(timeout=10)
+        self.wait(10)

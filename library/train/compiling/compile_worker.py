@@ -1,8 +1,9 @@
-"""A process that compiles a training's blocks into the cache, before the training's first step or beside its first steps.
+"""A process that compiles a training's blocks into the cache, before the first step of the training or beside them.
 
-It reads one line of JSON from stdin and builds one block of each kind with random weights. Then it reads the number of a
-call from a line, calls the block as the training does, and prints a line of JSON; so on until a line is empty. It ends
-when stdin is closed, so it never outlives the training. An error is printed as the last line, with a non-zero exit code.
+It reads one line of JSON from stdin and builds one block of each kind with random weights. Then it reads lines with the
+number of a call, calls that block as the training does, and prints a line of JSON; an empty line ends it. It also ends
+when stdin is closed, so it never outlives the training. An error is printed as the last line, with a non-zero exit
+code.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from library import families, methods
-from library.compiler import block_calls, blocks
+from library.compiler import block_calls, blocks, torch_private
 from library.compiler.block_calls import BlockCall
 from library.compiler.log import CompileLog
 from library.config.building import build_config
@@ -47,6 +48,7 @@ WITHOUT_GRAPH_INFLUENCE = {
 
 def main() -> int:
     """Run the job read from the first line of stdin."""
+    torch_private.import_inductor()  # while the training loads its model
     job = json.loads(sys.stdin.readline())
     wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()

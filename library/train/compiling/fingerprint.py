@@ -11,7 +11,6 @@ from library.compiler import cache
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import option_values
-from library.data.loading import Batches
 from library.distributed.world import World
 from library.measuring import stored_results
 from library.memory import attention
@@ -57,27 +56,30 @@ NO_MATTER = (
 )
 
 
-def fingerprint_graphs(config: RunConfig, world: World, known: LossFunction, batches: Batches) -> str:
-    """Identify the graphs that a training compiles."""
-    kinds = batches.kinds()
-    # Graphs for varying sizes differ by the number of images alone.
-    sizes = sorted(kinds) if config.compile.dynamic is False else sorted({kind[0] for kind in kinds})
-    return stored_results.digest(training_facts(config, world, known) | {"sizes": sizes})
+def fingerprint_settings(config: RunConfig, world: World) -> str:
+    """Identify what is known of a training's graphs before its model and its data are read."""
+    return stored_results.digest(_settings_facts(config, world) | {"batch": config.data.train_batch_size})
 
 
 def training_facts(config: RunConfig, world: World, known: LossFunction) -> JsonObject:
     """Return what the compiled code of a training depends on, except the sizes of its batches."""
+    return _settings_facts(config, world) | {
+        "model": [
+            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
+        ],
+        "encoders": {name: bool(known.method.trained_parts.get(name)) for name in sorted(known.components.encoders)},
+    }
+
+
+def _settings_facts(config: RunConfig, world: World) -> JsonObject:
     ours = option_values(config)
     sections = {
         n for section in DECIDING_SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())
     }
     return {
         "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
-        "code": [_code(known.family.name), *map(_installed_version, PACKAGES_IN_A_PASS)],
-        "model": [
-            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
-        ],
-        "encoders": {name: bool(known.method.trained_parts.get(name)) for name in sorted(known.components.encoders)},
+        "code": [_code(config.family), *map(_installed_version, PACKAGES_IN_A_PASS)],
+        "script": config.script,
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
     }
 

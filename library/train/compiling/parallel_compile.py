@@ -14,22 +14,24 @@ import psutil
 import torch
 from torch import nn
 
+from library import families
 from library.compiler import block_calls, cudagraph, gpu_memory, warm_cache
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.plan import CompilePlan
 from library.config.compile_modes import tunes_kernels
-from library.config.problems import Message, MessageLike
+from library.config.problems import Message, MessageLike, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Kind
 from library.distributed.world import World
 from library.train.compiling import background_estimate as estimate
 from library.train.compiling.compile_process import CompileProcess, compile_job
-from library.train.compiling.fingerprint import fingerprint_graphs
+from library.train.compiling.fingerprint import fingerprint_settings
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 
 logger = logging.getLogger(__name__)
 
+FEWEST_GRAPHS = 4  # fewer are compiled before another process is ready: FLUX.1's two took longer that way
 CORES_EACH = 2  # a process keeps one busy with Python, and parts of others with Triton
 RAM_EACH = 3 * 2**30  # bytes of a process with its libraries and its part of Triton's processes
 PATIENCE = 300.0  # seconds without a further graph, after which the rest is compiled here
@@ -37,45 +39,76 @@ PATIENCE = 300.0  # seconds without a further graph, after which the rest is com
 
 # Why: docs/decisions/2026-11-30-graphs-side-by-side.md
 class ParallelCompiler:
-    """Fills the cache with the graphs of a training from several processes, if they are not there yet."""
+    """Fills the cache with the graphs of a training from several processes, if they are not there yet.
 
-    def __init__(self, config: RunConfig, world: World, journal: Journal, plan: CompilePlan) -> None:
-        self._config, self._world, self._journal, self._plan = config, world, journal, plan
-        self._name = ""  # of these graphs, from `run` on
+    The processes start with the training, so that they have imported the compiler when its model is loaded.
+    """
 
-    def why_not(self) -> MessageLike:
+    def __init__(self, world: World, journal: Journal) -> None:
+        self._world, self._journal = world, journal
+        self._others: list[CompileProcess] = []
+        self._name = ""  # of the settings, from `begin` on
+
+    def __enter__(self) -> "ParallelCompiler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def begin(self, config: RunConfig) -> None:
+        """Start the processes if the cache lacks the graphs that this config compiles before its first step."""
+        if not config.compile.compile or self.why_not(config):
+            return
+        self._name = fingerprint_settings(config, self._world)
+        if warm_cache.is_warm(self._name):
+            return
+        number = most_processes(families.compiling_cost(config)[0])
+        threads = max((os.cpu_count() or 1) // (number + 1), 1)
+        try:
+            self._others += [CompileProcess(threads) for _ in range(number)]
+        except OSError as error:
+            logger.info("No process to compile in could be started: %s", error)
+
+    def why_not(self, config: RunConfig) -> MessageLike:
         """Return why one process compiles all graphs, "" if several can."""
-        options = self._config.compile
+        options = config.compile
         if self._world.device.type != "cuda" or self._world.ranks > 1:
             return "several processes compile for one GPU alone"
+        if not config.compile.why_not_in_background(config):
+            return "one may compile beside the first steps"
         if options.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
-        if tunes_kernels(options):
+        if options.compile_autotune or tunes_kernels(options):
             return "kernels are timed, which needs the whole GPU"
         if options.compile_from_step or options.compile_compare_steps:
             return "graphs are compiled in several steps"
-        return options.why_not_elsewhere(self._config)
+        return options.why_not_elsewhere(config)
 
-    def run(self, passes: TrialPasses, kind: Kind) -> None:
+    def run(self, config: RunConfig, plan: CompilePlan, passes: TrialPasses, kind: Kind) -> None:
         """Compile the graphs of batches of this kind. Weights and random states do not change, and no block is left
         compiled: the next pass reads all graphs from the cache, and compiles what could not be compiled here.
         """
-        if self.why_not():
+        if not self._others:
             return
-        self._name = fingerprint_graphs(self._config, self._world, passes.compute_loss, passes.batches)
-        if warm_cache.is_warm(self._name):
-            return
-        self._plan.postpone()
+        plan.postpone()
         try:
             with passes.random_state_kept():
-                self._compile(self._record_calls(passes, kind), passes)
+                self._compile(self._record_calls(passes, kind), config, plan, passes)
+        except Exception as error:  # the pass that follows meets it again, and says so
+            logger.info("The rest is compiled by one process: %s", str(error).partition("\n")[0])
         finally:
-            self._plan.compile_all()
+            self.stop()
+            plan.compile_all()
 
     def done(self) -> None:
         """Remember that the graphs are in the cache."""
         if self._name:
             warm_cache.note_warm(self._name)
+
+    def stop(self) -> None:
+        for other in self._others:
+            other.stop()
+        self._others.clear()
 
     def _record_calls(self, passes: TrialPasses, kind: Kind) -> list[BlockCall]:
         """Return the block calls of an eager pass; none if it does not fit into the memory or cannot be described."""
@@ -87,46 +120,43 @@ class ParallelCompiler:
             return []
         return slowest_first(calls, passes.denoiser)
 
-    def _compile(self, calls: list[BlockCall], passes: TrialPasses) -> None:
-        number = self._processes(calls, passes.denoiser)
+    def _compile(self, calls: list[BlockCall], config: RunConfig, plan: CompilePlan, passes: TrialPasses) -> None:
+        number = self._number_with_room(calls, passes.denoiser)
         if number < 1:
             return
+        for unused in self._others[number:]:
+            unused.stop()
+        self._others[number:] = []
         began, waiting = time.perf_counter(), deque(range(len(calls)))
         method, encoders = passes.compute_loss.method, passes.compute_loss.components.encoders
         text_learns = any(map(method.trained_parts.get, encoders))
-        job = compile_job(self._config, [*passes.batches.kinds()], text_learns, calls, self._world.device)
-        threads = max((os.cpu_count() or 1) // (number + 1), 1)
-        others: list[CompileProcess] = []
-        try:
-            others += [CompileProcess(job, waiting, threads) for _ in range(number)]
-            own = self._take_part(calls, waiting, others, passes.denoiser)
-            self._wait_for(others, own, len(calls))
-        except Exception as error:  # the pass that follows meets it again, and says so
-            logger.info("The rest is compiled by one process: %s", error)
-        finally:
-            for other in others:
-                other.stop()
-        ready, seconds = sum(other.compiled for other in others), time.perf_counter() - began
+        job = compile_job(config, [*passes.batches.kinds()], text_learns, calls, self._world.device)
+        for other in self._others:
+            other.start(job, waiting)
+        own = self._take_part(calls, waiting, plan, passes.denoiser)
+        self._wait_for_others(own, len(calls))
         self._journal.say(
-            f"{number} processes beside this one compiled {ready} of {len(calls)} graphs in {seconds:.1f} s"
+            f"Processes beside this one ({len(self._others)}) compiled {self._ready} of "
+            f"{counted(len(calls), 'graph')}; all took {time.perf_counter() - began:.1f} s"
         )
 
-    def _processes(self, calls: Sequence[BlockCall], denoiser: nn.Module) -> int:
-        """Return how many processes beside this one have graphs to compile, processors and memory."""
+    @property
+    def _ready(self) -> int:
+        return sum(other.compiled for other in self._others)
+
+    def _number_with_room(self, calls: Sequence[BlockCall], denoiser: nn.Module) -> int:
+        """Return how many processes beside this one have graphs to compile, and room on the GPU."""
+        if not calls:
+            return 0
         torch.cuda.empty_cache()
         weights = [sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters()) for call in calls]
         inputs = [call.largest_tensor for call in calls]
-        each = estimate.bytes_to_compile(zip(weights, inputs, strict=True)) if calls else 1.0
+        each = estimate.bytes_to_compile(zip(weights, inputs, strict=True))
         left = gpu_memory.free_memory(self._world.device) - cudagraph.SPARE_BYTES - (each - estimate.CONTEXT_BYTES)
-        return min(
-            len(calls) - 1,
-            (os.cpu_count() or 1) // CORES_EACH - 1,
-            int(left // each),
-            psutil.virtual_memory().available // RAM_EACH,
-        )
+        return min(len(self._others), len(calls) - 1, int(left // each))
 
     def _take_part(
-        self, calls: Sequence[BlockCall], waiting: deque[int], others: Sequence[CompileProcess], denoiser: nn.Module
+        self, calls: Sequence[BlockCall], waiting: deque[int], plan: CompilePlan, denoiser: nn.Module
     ) -> int:
         """Compile graphs that no other process has taken yet; return how many."""
         own = 0
@@ -135,23 +165,31 @@ class ParallelCompiler:
                 call = calls[waiting.popleft()]
             except IndexError:  # another process was faster
                 break
-            with self._plan.compiled_alone(denoiser.get_submodule(call.path)):
+            with plan.compiled_alone(denoiser.get_submodule(call.path)):
                 block_calls.repeat(denoiser, call, self._world.device)
             own += 1
-            self._report(others, own, len(calls))
+            self._report(own, len(calls))
         return own
 
-    def _wait_for(self, others: Sequence[CompileProcess], own: int, total: int) -> None:
+    def _wait_for_others(self, own: int, total: int) -> None:
         last, ready = time.monotonic(), -1
-        while not all([other.wait(0.1) for other in others]):
-            if ready != (ready := sum(other.compiled for other in others)):
+        while not all([other.wait(0.1) for other in self._others]):
+            if ready != (ready := self._ready):
                 last = time.monotonic()
-                self._report(others, own, total)
+                self._report(own, total)
             if time.monotonic() - last > PATIENCE:
                 raise TimeoutError(f"the other processes compiled nothing for {PATIENCE:.0f} s")
 
-    def _report(self, others: Sequence[CompileProcess], own: int, total: int) -> None:
-        self._journal.phase(Message("compiling"), own + sum(other.compiled for other in others), total)
+    def _report(self, own: int, total: int) -> None:
+        self._journal.phase(Message("compiling"), own + self._ready, total)
+
+
+def most_processes(graphs: int) -> int:
+    """Return how many processes this machine's processor and memory (RAM) have room for beside the training."""
+    if graphs < FEWEST_GRAPHS:
+        return 0
+    by_memory = psutil.virtual_memory().available // RAM_EACH - 1
+    return max(min(graphs - 1, (os.cpu_count() or 1) // CORES_EACH - 1, by_memory), 0)
 
 
 def slowest_first(calls: Sequence[BlockCall], denoiser: nn.Module) -> list[BlockCall]:

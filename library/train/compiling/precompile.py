@@ -31,7 +31,7 @@ PASSES_A_SIZE = 8  # minimum passes per size to record; recording takes as long 
 class Precompiler:
     """Compiles the graphs of a training, and records those that are compiled later."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a training consists of
         self,
         config: RunConfig,
         world: World,
@@ -39,11 +39,12 @@ class Precompiler:
         plan: CompilePlan,
         clock: Clock,
         choices: Choices | None = None,
+        parallel: ParallelCompiler | None = None,
     ) -> None:
         self.plan, self.log, self._config, self._options = plan, plan.log, config, config.compile
         self._world, self._journal, self._clock = world, journal, clock
         self._background = BackgroundCompiler(config, world, journal, plan, clock, choices or Choices())
-        self._parallel = ParallelCompiler(config, world, journal, plan)
+        self._parallel = parallel or ParallelCompiler(world, journal)
         self._stepped = False  # whether a step was taken
         self._recorder: cudagraph.GraphedModel | None = None  # of the denoiser, from `prepare` on
         self._recording_seconds = 0.0  # see `recorded`
@@ -183,7 +184,7 @@ class Precompiler:
         each_size = single or self._options.dynamic is False
         kind = kind_to_compile(batches, each_size, in_step)
         if not self._stepped:
-            self._parallel.run(self._passes, kind)
+            self._parallel.run(self._config, self.plan, self._passes, kind)
         # Processes with shards of one model must compute at the same time.
         together, in_turn = contextlib.nullcontext, self._world.accelerator.local_main_process_first
         with together() if is_sharded(self._config) else in_turn(), self._passes.random_state_kept():
