@@ -81,9 +81,9 @@ class CompileProcess:
 
     def _follow(self, job: str) -> None:
         process, last = self._process, ""
-        assert process.stdin and process.stdout
+        assert process.stdout
         try:
-            process.stdin.write(f"{job}\n")
+            self._send(job)
             self._send_next()
             for line in process.stdout:
                 if line.startswith('{"compiled"'):
@@ -99,11 +99,16 @@ class CompileProcess:
 
     def _send_next(self) -> None:
         """Send the number of the next call, or an empty line if there is none."""
+        try:
+            self._send(str(self._waiting.popleft()))
+        except IndexError:
+            self._send("")
+
+    def _send(self, line: str) -> None:
         assert self._process.stdin
-        with contextlib.suppress(IndexError):
-            self._process.stdin.write(f"{self._waiting.popleft()}")
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has ended, and its last words say why
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
 
     @property
     def running(self) -> bool:
