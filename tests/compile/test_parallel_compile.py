@@ -17,7 +17,6 @@ GIVEN = {"compile": True, "compile_warmup": "true", "max_train_steps": 2, "seed"
 REASONS = [
     ({}, ""),
     ({"compile_warmup": "auto"}, "beside the first steps"),
-    ({"compile_warmup": "auto", "fp8_base": True, "compile_mode": "max-autotune"}, "beside the first steps"),
     ({"compile_mode": "max-autotune"}, "timed"),
     ({"compile_autotune": True}, "timed"),
     ({"compile_backend": "aot_eager"}, "inductor"),
