@@ -23,7 +23,7 @@ from library.families.base import Family, ModelComponents
 from library.families.shared import file_identity
 from library.imports import without_collecting
 from library.memory import attention, placement
-from library.memory.prepare import prepare_denoiser, prepare_encoders
+from library.memory.prepare import Prepared, prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods import base_weights
 from library.train import beside, utilization
@@ -102,10 +102,7 @@ def run_training(
         prepare_encoders(components.encoders, method.trained_parts, config)
         text_learns, sizes = any(map(method.trained_parts.get, components.encoders)), batches.kinds()
         prepared = prepare_denoiser(components.denoiser, family, config, world.device, sizes, text_learns, compile_log)
-        compile_log.attention = prepared.attention
-        if prepared.not_compiled:
-            journal.warn(Message("Not compiled: {why}", why=prepared.not_compiled))
-        journal.mark("moving to the device")
+        note_preparation(prepared, compile_log, journal)
         updates = Updates(method, config, world, seed, clock.total)
         method.train()
         precompiler = Precompiler(config, world, journal, prepared.plan, clock, choices, parallel)
@@ -163,6 +160,14 @@ def read_weights(
         components.read_denoiser(placement.plan_placement(family, config, world.device))
     file_identity.check_watched_files()  # the files must not have changed since the caches were made from them
     journal.mark("reading the weights")
+
+
+def note_preparation(prepared: Prepared, compile_log: CompileLog, journal: Journal) -> None:
+    """Record the attention kernel of a prepared denoiser, and warn if it is not compiled."""
+    compile_log.attention = prepared.attention
+    if prepared.not_compiled:
+        journal.warn(Message("Not compiled: {why}", why=prepared.not_compiled))
+    journal.mark("moving to the device")
 
 
 def hold_memory(config: RunConfig, world: World) -> AbstractContextManager[None]:

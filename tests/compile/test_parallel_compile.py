@@ -72,7 +72,7 @@ def test_a_process_that_compiles_nothing_changes_no_loss(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(compile_process, "WORKER", "another_worker")
-    monkeypatch.setattr(parallel_compile, "PATIENCE", 0.5)
+    monkeypatch.setattr(parallel_compile, "GRAPH_TIMEOUT", 0.5)
     monkeypatch.setattr(ParallelCompiler, "why_not", lambda self, config: "")
     values = {**GIVEN, "compile_backend": "aot_eager", "train_data_dir": squares}
     together = train(config_of(demo, "flux_train_network", output_dir=tmp_path, **values))

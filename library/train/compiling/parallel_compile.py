@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 FEWEST_GRAPHS = 4  # fewer are compiled before another process is ready: FLUX.1's two took longer that way
 CORES_EACH = 2  # a process keeps one busy with Python, and parts of others with Triton
 RAM_EACH = 3 * 2**30  # bytes of a process with its libraries and its part of Triton's processes
-PATIENCE = 300.0  # seconds without a further graph, after which the rest is compiled here
+GRAPH_TIMEOUT = 300.0  # seconds without a further graph, after which the rest is compiled here
 
 
 # Why: docs/decisions/2026-11-30-graphs-side-by-side.md
@@ -106,6 +106,7 @@ class ParallelCompiler:
             warm_cache.note_warm(self._name)
 
     def stop(self) -> None:
+        """Stop the processes, if there are any left."""
         for other in self._others:
             other.stop()
         self._others.clear()
@@ -177,8 +178,8 @@ class ParallelCompiler:
             if ready != (ready := self._ready):
                 last = time.monotonic()
                 self._report(own, total)
-            if time.monotonic() - last > PATIENCE:
-                raise TimeoutError(f"the other processes compiled nothing for {PATIENCE:.0f} s")
+            if time.monotonic() - last > GRAPH_TIMEOUT:
+                raise TimeoutError(f"the other processes compiled nothing for {GRAPH_TIMEOUT:.0f} s")
 
     def _report(self, own: int, total: int) -> None:
         self._journal.phase(Message("compiling"), own + self._ready, total)

@@ -74,6 +74,7 @@ class Precompiler:
             passes.pause()
         else:
             self._compile_ahead()
+        self._parallel.stop()  # it may have had nothing to compile
 
     def _record_ahead(self) -> None:
         """Record the largest size of an eagerly recorded denoiser, in whose memory the others fit.
