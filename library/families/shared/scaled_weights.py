@@ -128,10 +128,12 @@ def unreadable_scales(path: Path, entries: Entries) -> Message | None:
 
 
 def unreadable_weights(path: Path, entries: Entries) -> Message | None:
-    """Return why the weights of a file cannot be read, where each may have any dtype: integers without a format that is
-    read, 4 bits, or what `unreadable_scales` returns; None if they can.
+    """Return why the weights of a file cannot be read, where other tensors may have any dtype: integers without a
+    format that is read, 4 bits, or what `unreadable_scales` returns; None if they can.
     """
-    return _in_integers(path, entries, {"U8"}) or unreadable_scales(path, entries)
+    endings = (".weight", ".absmax", ".quant_map")
+    weights = {name: entry for name, entry in entries.items() if name.endswith(endings)}
+    return _in_integers(path, weights, {"U8"}) or unreadable_scales(path, entries)
 
 
 def _marks(entries: Entries) -> set[str]:
