@@ -74,11 +74,11 @@ def _verified(path: Path, config: AdapterRun) -> MessageLike:
     """Return the first problem found by `kohya tools verify`, with the base model's header if it is readable."""
     if config.network.module not in families.facts_of(config.family).adapter_modules:
         return ""
-    findings = verify_lora(path, _readable(Path(config.model.pretrained_model_name_or_path or "")))
+    findings = verify_lora(path, _readable_base(Path(config.model.pretrained_model_name_or_path or "")))
     return findings.problems[0] if findings.problems else ""
 
 
-def _readable(base: Path) -> Path | None:
+def _readable_base(base: Path) -> Path | None:
     """Return a base model that the tools read; None for one that only the trainer reads, such as a .ckpt or a file in 8
     bits with scales, which is no fault of the saved file.
     """

@@ -136,13 +136,13 @@ def unreadable_weights(path: Path, entries: Entries) -> Message | None:
     return _in_integers(path, weights, {"U8"}) or unreadable_scales(path, entries)
 
 
-def _marks(entries: Entries) -> set[str]:
+def _marks_of_scales(entries: Entries) -> set[str]:
     return {name for name in entries if name.rpartition(".")[2] in SCALED}
 
 
 def _in_integers(path: Path, entries: Entries, integers: set[str]) -> Message | None:
     """Return that weights of a file have one of the dtypes `integers`, or 4 bits of bitsandbytes; None if not."""
-    marks = _marks(entries)
+    marks = _marks_of_scales(entries)
     types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
     if types & integers or any(name.endswith((".absmax", ".quant_map")) for name in entries):
         return Message(
@@ -241,7 +241,7 @@ def stored_oddly(path: Path, entries: Entries, scaled: bool = False) -> Message 
     """
     if problem := _in_integers(path, entries, {"U8"} if scaled else {"U8", "I8"}):
         return problem
-    marks = _marks(entries)
+    marks = _marks_of_scales(entries)
     types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
     # Where no scales are read, those that are damaged or missing make no difference.
     if scaled and (problem := unreadable_scales(path, entries)):
