@@ -60,7 +60,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
         validation.items += (replace(image, repeats=1, subset=plain_subsets[id(image.subset)]) for image in held_images)
     survey.problems += [*without_pictures(survey), *_learned_as_regular(config, datasets)]
     if not train.items and not survey.problems:
-        survey.problems.append(_why_none(config, validation))
+        survey.problems.append(_why_none(config, datasets, validation))
     survey.images = train
     survey.problems = [*dict.fromkeys(survey.problems)]  # an image at several sizes repeats its problems
     survey.warnings = [*dict.fromkeys([*survey.warnings, *without_images(survey)])]
@@ -69,9 +69,16 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     return survey
 
 
-def _why_none(config: RunConfig, validation: ImageSet) -> Problem:
+def _why_none(config: RunConfig, datasets: tuple[DatasetConfig, ...], validation: ImageSet) -> Problem:
     """Return why there is nothing to train on although folders contain images."""
     if not validation.items:
+        subsets = [subset for dataset in datasets for subset in dataset.subsets]
+        if subsets and not any(subset.num_repeats for subset in subsets):
+            template = "is 0 for all images, so none is left to train on; write 1 or more"
+            return Problem("num_repeats", template, topic="images")
+        if subsets and all(subset.is_reg for subset in subsets if subset.num_repeats):
+            template = "makes all images regularisation images, so none is left to train on; remove it from some"
+            return Problem("is_reg", template, topic="images")
         return about_images("there are no images to train on")
     return Problem(
         "validation_split",

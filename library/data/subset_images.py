@@ -91,7 +91,8 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     for entry in entries:
         folder, name = os.path.split(entry.path)
         listing = survey.files(folder)
-        if (written := listing.find(name)) and written != name:
+        # sd-scripts' merge_captions_to_metadata.py writes names without ending.
+        if (written := listing.find(name) or listing.image_named(name)) and written != name:
             name, entry = written, entry._replace(path=listing.path(written))
         size = entry.size or listing.known_size(name)
         # An image that is gone can still be trained from its cached latents.

@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from library import families
+from library.adapter_files.models import ModelFile
 from library.adapter_files.verify import verify_lora
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, counted, join_messages
@@ -73,9 +74,15 @@ def _verified(path: Path, config: AdapterRun) -> MessageLike:
     """Return the first problem found by `kohya tools verify`, with the base model's header if it is readable."""
     if config.network.module not in families.facts_of(config.family).adapter_modules:
         return ""
-    base = Path(config.model.pretrained_model_name_or_path or "")
-    try:
-        findings = verify_lora(path, base if base.is_file() else None)
-    except ConfigError:  # a base that only the trainer supports, such as a .ckpt
-        findings = verify_lora(path)
+    findings = verify_lora(path, _readable_base(Path(config.model.pretrained_model_name_or_path or "")))
     return findings.problems[0] if findings.problems else ""
+
+
+def _readable_base(base: Path) -> Path | None:
+    """Return a base model that the tools read; None for one that only the trainer reads, such as a .ckpt or a file in 8
+    bits with scales, which is no fault of the saved file.
+    """
+    try:
+        return ModelFile(base).path if base.is_file() else None
+    except ConfigError:
+        return None

@@ -455,3 +455,13 @@ def test_the_trigger_is_looked_for_in_what_is_trained(tmp_path):
     ]
     (unfilled,) = [w for w in data.check_data(make.config(tmp_path), 32).warnings if "[trigger]" in str(w)]
     assert unfilled.option == "metadata_trigger_phrase" and str(folder / "00.png") in str(unfilled)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"), [("num_repeats = 0", "num_repeats is 0 for all images"), ("is_reg = true", "is_reg makes all")]
+)
+def test_the_key_that_leaves_no_image_to_train_on_is_named(tmp_path, keys, words):
+    folder, file = make.folder(tmp_path), tmp_path / "images.toml"
+    file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder.as_posix()}'\n{keys}\n")
+    (problem,) = data.check_data(make.config(None, dataset_config=str(file)), 32).problems
+    assert str(problem).startswith(words)

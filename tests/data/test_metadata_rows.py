@@ -70,3 +70,16 @@ def test_an_image_that_is_listed_twice_is_named(tmp_path):
     config = make.config(tmp_path, in_json=str(tmp_path / "metadata.jsonl"))
     (said,) = (warning for warning in data.check_data(config, 32).warnings if "more than once" in str(warning))
     assert str(image) in str(said) and len(data.scan(config).items) == 2
+
+
+def test_names_without_ending_are_those_of_images(tmp_path):
+    """As merge_captions_to_metadata.py of sd-scripts writes them."""
+    for name in ("a.png", "b.1.webp"):
+        make.picture(tmp_path / "images" / name)
+    about = {"a": {"caption": "a cat"}, "b.1": {"tags": "a dog"}}
+    (tmp_path / "meta.json").write_text(json.dumps(about))
+    config = make.config(tmp_path / "images", "fine_tune", in_json=str(tmp_path / "meta.json"))
+    found = {os.path.basename(item.path): item.caption for item in data.scan(config).items}
+    assert found == {"a.png": "a cat", "b.1.webp": "a dog"}
+    (tmp_path / "meta.json").write_text(json.dumps(about | {"c": {"caption": "a bird"}}))
+    assert any("not there" in str(problem) and "c" in str(problem) for problem in data.check_data(config, 32).problems)

@@ -109,6 +109,7 @@ def made(shapes, path):
         ("unet.mid_block.attentions.0.proj_in.oft_blocks", "a LoRA file"),
         ("unet.mid_block.attentions.0.proj_in.lora_magnitude_vector", "a LoRA file"),
         ("emb_params", "a textual inversion"),
+        ("clip_g", "a textual inversion"),
         ("controlnet_blocks.0.weight", "a ControlNet"),
         ("controlnet_cond_embedding.conv_in.weight", "a ControlNet"),
     ],

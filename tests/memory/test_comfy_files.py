@@ -326,3 +326,48 @@ def test_a_file_with_damaged_scales_or_in_another_format_gets_one_sentence(demo,
         (problem,) = families.family_for(config).problems()
         of_file = "comfy_quant" in changes or words in ("scales are in F64", "stored as mxfp8")
         assert words in str(problem) and (of_file or layer in str(problem))
+
+
+INTEGERS = {"a.weight": torch.ones(4, 4, dtype=torch.uint8)}
+NO_SCALE = {"a.weight": torch.ones(4, 4, dtype=torch.int8)}
+MISFIT = {"a.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(3)}
+FOUR_BITS = {"a.weight": torch.ones(8, 1), "a.weight.absmax": torch.ones(1)}
+
+
+@pytest.mark.parametrize("script", ["sdxl_train_network", "train_network"])
+@pytest.mark.parametrize(
+    ("part", "weights", "words"),
+    [
+        ("unet", NO_SCALE, "without their scales"),
+        ("unet", INTEGERS, "quantised to integers or 4 bits"),
+        ("text_encoder", MISFIT, "do not fit its weight"),
+        ("vae", FOUR_BITS, "quantised to integers or 4 bits"),
+    ],
+)
+def test_every_folder_of_a_stable_diffusion_is_looked_at(demo, tmp_path, script, part, weights, words):
+    """They would be trained on as plain numbers, or end with a traceback."""
+    for name in ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"):
+        (tmp_path / name).mkdir()
+        file = "model.safetensors" if name.startswith("text") else "diffusion_pytorch_model.safetensors"
+        save_file(weights if name == part else {"a.weight": torch.ones(4, 4)}, tmp_path / name / file)
+    config = training.config_of(demo, script, pretrained_model_name_or_path=tmp_path)
+    (problem,) = (str(problem) for problem in families.family_for(config).problems())
+    assert words in problem and str(tmp_path / part) in problem and "--pretrained_model_name_or_path" in problem
+    if part == "vae":
+        path = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+        (problem,) = (
+            str(problem) for problem in families.family_for(training.config_of(demo, script, vae=path)).problems()
+        )
+        assert words in problem and "--vae" in problem
+
+
+@pytest.mark.parametrize("script", ["sdxl_train_network", "train_network"])
+def test_a_stable_diffusion_in_integers_of_another_kind_gets_one_sentence(demo, beside, script):
+    source, path = beside(script)
+    tensors = load_file(source)
+    name = next(name for name in tensors if name.endswith("attn1.to_q.weight"))
+    config = training.config_of(demo, script, pretrained_model_name_or_path=path)
+    for changed, count in ((name, 1), ("notes", 0)):  # what is no weight may be anything
+        save_file(tensors | {changed: torch.ones(tensors[name].shape, dtype=torch.uint8)}, path)
+        problems = [str(problem) for problem in families.family_for(config).problems()]
+        assert len(problems) == count and all("quantised to integers or 4 bits" in problem for problem in problems)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from library.config.building import replace_options
 from library.outputs import verify
 from library.runs import layout, reader
 from library.runs.record import Record
@@ -133,5 +135,10 @@ def test_a_file_that_does_not_load_is_found_out(demo, squares, tmp_path):
         problem = verify.verify_saved_file(file, lambda: shapes, config)
         assert not problem["ok"] and words in str(problem["text"])
         file.write_bytes(before)
+    for ending in ("ckpt", "safetensors"):  # a base that the tools do not read, whose LoRA is none the worse
+        base = tmp_path / f"base.{ending}"
+        save_file({"a.weight": torch.ones(2, 2, dtype=torch.int8), "a.weight_scale": torch.ones(())}, base)
+        other = replace_options(config, pretrained_model_name_or_path=str(base))
+        assert verify.verify_saved_file(file, lambda: shapes, other)["ok"]
     file.write_bytes(before[:500])
     assert "cannot be read back" in str(verify.verify_saved_file(file, lambda: shapes, config)["text"])

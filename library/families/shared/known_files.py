@@ -26,7 +26,7 @@ BEGINNINGS = {
 
 # Parts that several families share, and others.
 SHARED = (
-    (r"^emb_params$", None, "a textual inversion"),
+    (r"^(emb_params|clip_[lg])$", None, "a textual inversion"),
     (r"embed_tokens\.weight$", 131072, "a Mistral text encoder"),
     (r"(^|\.)visual\.deepstack_merger_list\.", None, "a Qwen3-VL text encoder"),
     (r"layers\.0\.self_attn\.q_norm\.weight$", None, "a Qwen3 text encoder"),

@@ -127,6 +127,31 @@ def unreadable_scales(path: Path, entries: Entries) -> Message | None:
     return _damaged_scale(path, entries, weights)
 
 
+def unreadable_weights(path: Path, entries: Entries) -> Message | None:
+    """Return why the weights of a file cannot be read, where other tensors may have any dtype: integers without a
+    format that is read, 4 bits, or what `unreadable_scales` returns; None if they can.
+    """
+    endings = (".weight", ".absmax", ".quant_map")
+    weights = {name: entry for name, entry in entries.items() if name.endswith(endings)}
+    return _in_integers(path, weights, {"U8"}) or unreadable_scales(path, entries)
+
+
+def _marks_of_scales(entries: Entries) -> set[str]:
+    return {name for name in entries if name.rpartition(".")[2] in SCALED}
+
+
+def _in_integers(path: Path, entries: Entries, integers: set[str]) -> Message | None:
+    """Return that weights of a file have one of the dtypes `integers`, or 4 bits of bitsandbytes; None if not."""
+    marks = _marks_of_scales(entries)
+    types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
+    if types & integers or any(name.endswith((".absmax", ".quant_map")) for name in entries):
+        return Message(
+            "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
+            path=path,
+        )
+    return None
+
+
 def _unread_scale(path: Path, kind: str, dtype: str) -> Message:
     """Return that a file has scales in a dtype that is not read, or the name of its format."""
     if kind == "fp8" and dtype in BLOCK_SCALES:
@@ -214,14 +239,10 @@ def stored_oddly(path: Path, entries: Entries, scaled: bool = False) -> Message 
     """Return why the dtypes of a file are not supported, None if they are: 8 bits with scales (unless `scaled`), other
     8-bit formats, 4 bits.
     """
-    marks = {name for name in entries if name.rpartition(".")[2] in SCALED}
+    if problem := _in_integers(path, entries, {"U8"} if scaled else {"U8", "I8"}):
+        return problem
+    marks = _marks_of_scales(entries)
     types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
-    integers = {"U8"} if scaled else {"U8", "I8"}
-    if types & integers or any(name.endswith((".absmax", ".quant_map")) for name in entries):
-        return Message(
-            "{path} is quantised to integers or 4 bits, which is not trained: use the bf16 file, or fp8 e4m3fn",
-            path=path,
-        )
     # Where no scales are read, those that are damaged or missing make no difference.
     if scaled and (problem := unreadable_scales(path, entries)):
         return problem

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.families import recognition
-from library.families.shared import hub, scaled_weights, unet_tensors, weights
+from library.families.shared import hub, part_files, scaled_weights, unet_tensors, weights
 from library.families.shared.unet_checkpoint import CHANNELS, MODEL_OPTION, UnetCheckpoints, located_vae
 from library.families.shared.unet_names import count_unet_blocks
 
@@ -51,6 +51,9 @@ def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str 
                     folder=folder,
                     title=title,
                 )
+            elif not (part == "vae" and vae) and (problem := _find_unreadable_weights(path / folder)):
+                yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
+                return
         shapes = {}
         for file in weights.files(path / "unet"):
             shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
@@ -82,12 +85,20 @@ def count_blocks(checkpoints: UnetCheckpoints, path: Path) -> dict[str, int]:
 
 def _find_other_kind(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> MessageLike | None:
     """Return why a single file, possibly a shard, is no checkpoint of this family; None if it is."""
+    if problem := _find_unreadable_weights(path):
+        return problem
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights.files(path):
         shapes |= weights.header(file)
-        if problem := scaled_weights.unreadable_scales(file, weights.header_entries(file)):
-            return problem
     return checkpoints.incomplete_checkpoint(path, shapes, vae)
+
+
+def _find_unreadable_weights(path: Path) -> Message | None:
+    """Return why the weights of a file or a model's folder cannot be read; None if they can, or may hold code."""
+    if any(file.suffix.lower() in weights.PICKLED for file in weights.files(path)):
+        return None
+    entries = part_files.read_entries(path)
+    return scaled_weights.unreadable_weights(path, entries)
 
 
 def find_vae_problems(vae: str, token: str | None, title: str) -> Iterator[Problem]:
@@ -100,6 +111,9 @@ def find_vae_problems(vae: str, token: str | None, title: str) -> Iterator[Probl
         return
     try:
         path = located_vae(Path(vae))
+        if problem := _find_unreadable_weights(path):
+            yield Problem("vae", ": {problem}", place="--", problem=problem)
+            return
         if path.is_file() and path.suffix.lower() not in weights.PICKLED:
             shapes = weights.header(path)
             ends = ("decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight")
