@@ -92,7 +92,8 @@ def _import_size_alone(builder: ImportBuilder, key: str, example: JsonMapping | 
         builder.ignore(key, NO_IMAGES if example is None else NO_FOLDERS)
     sizes = {name: value for name, value in (example or {}).items() if not is_empty(value)}
     size = _square_side({**builder.source, **sizes})
-    builder.change("resolution", describe({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
+    values = {"resolution": str(size), "enable_bucket": True, "caption_extension": ".txt"}
+    builder.change("resolution", describe({"resolution": size}), values)
     builder.explain(
         "is part of resolution",
         "resolution_type",
