@@ -36,7 +36,8 @@ def load_into_form(
     are saved as a dataset file. Raises ConfigError for files that cannot be parsed, and for another kind of training
     than the form's.
     """
-    source = importers.parse_file(path)
+    with presets.without_folders():
+        source = importers.parse_file(path)
     if data := imported_data.only_data(source, path):
         return _data_alone(form, data, submission, path.name, roots)
     imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
@@ -79,6 +80,7 @@ def config_problems(
     the form marks at a field, such as files that do not exist."""
     of_file = [
         *imported.problems,
+        *imported.missing(),
         *imported.unknown(),
         *(Problem(outcome.key, ": {text}", fix=outcome.fix, text=outcome.text) for outcome in _unread(imported)),
     ]
@@ -104,7 +106,8 @@ def _unread(imported: Imported) -> list[importers.KeyOutcome]:
     return [
         outcome
         for outcome in imported.of("ignored")
-        if outcome.key in options
+        if outcome.is_refused
+        and outcome.key in options
         and options[outcome.key].kind != "secret"
         and as_message(outcome.text).template != WITHOUT_EFFECT
     ]

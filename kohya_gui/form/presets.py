@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +147,20 @@ def import_config(path: Path, configs: Mapping[str, type], family: str, roots: S
     preferably of the family on screen. Files that it names are only read below `roots`. Raises ConfigError with file
     names without their folders, which an upload does not have."""
     preferred = [configs[name].script for name in sorted(configs, key=lambda name: name != family)]
-    try:
+    with without_folders():
         runs = {script: config_class(script) for script in RUNS}
         return importers.import_file(path, runs, preferred=preferred, may_read=readable_below(roots))
+
+
+@contextmanager
+def without_folders() -> Iterator[None]:
+    """Shorten the file names in errors to those without folders: an uploaded file is in a temporary one."""
+    try:
+        yield
     except ConfigError as error:
         shorter = (
-            problem.replaced(path=path.name) if "path" in problem.arguments else problem for problem in error.problems
+            problem.replaced(path=Path(str(problem.arguments["path"])).name) if "path" in problem.arguments else problem
+            for problem in error.problems
         )
         raise ConfigError(*shorter) from None
 

@@ -117,7 +117,7 @@ class LabTab:
             raise ConfigError(
                 "Image sizes: write multiples of 64 from 64 to 8192, separated by commas, such as 512, 1024."
             )
-        if batch < 1:
+        if batch < 1 and model in MODELS:  # a form has its own, and the field is locked
             raise ConfigError("Batch size: this must be at least 1.")
         command = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, request))]
         resolutions = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile takes one size

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ NO_BIAS = (
     "{module} changes a norm or a bias, which diffusers has no names for: add the file to a checkpoint with {command}, "
     "or choose comfy or kohya as the names"
 )
+NO_LORA = "there is no LoRA in this file, as in that of a whole model: choose the file of a LoRA"
 HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
 OTHER_KINDS = {  # pattern in keys -> kind
     "dora_scale": "DoRA",
@@ -123,7 +124,7 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for key in tensors:
         parts = names.split_any(key, tensors.keys())
         if parts is None:
-            raise ConfigError(not_known(key))
+            raise ConfigError(not_known(key) if _has_adapters(tensors) else NO_LORA)
         groups.setdefault(parts[0], {})[parts[1]] = tensors[key]
     for name, parts in groups.items():
         if missing := {DOWN, UP} - parts.keys() if LayerChange(parts).kind.title == "LoRA" else ():
@@ -136,8 +137,13 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         if missing := LayerChange(parts).missing:
             raise ConfigError(LACKS, name=name, kind=LayerChange(parts).title, parts=", ".join(missing))
     if not groups:
-        raise ConfigError("there is no LoRA in this file")
+        raise ConfigError(NO_LORA)
     return groups
+
+
+def _has_adapters(keys: Collection[str]) -> bool:
+    """Return whether a key is that of an adapter, or looks like one."""
+    return any(key.startswith("lora_") or other_kind(key) or names.split_any(key, keys) for key in keys)
 
 
 def fit_together(parts: Mapping[str, Tensor]) -> bool:

@@ -69,7 +69,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
         return findings
     if not groups:
         kinds = filter(adapters.other_kind, unknown)
-        findings.problems.append(next(map(adapters.not_known, kinds), Message("there is no LoRA in this file")))
+        findings.problems.append(next(map(adapters.not_known, kinds), Message(adapters.NO_LORA)))
         return findings
     if unknown:
         findings.problems.append(

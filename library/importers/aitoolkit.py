@@ -20,6 +20,7 @@ from library.importers.shared import (
     own_name,
     precision,
     say_nearest,
+    steps_of_kept,
 )
 
 TRAINER = "ai-toolkit"
@@ -203,7 +204,7 @@ def _import_aitoolkit_output(builder: ImportBuilder) -> None:
     builder.rename("save.dtype", "save_precision", precision(builder.get("save.dtype"), "float"))
     kept_saves, interval = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
     if kept_saves and interval:
-        values = {"save_last_n_steps": int(kept_saves * interval)}
+        values = {"save_last_n_steps": steps_of_kept(kept_saves, interval)}
         builder.change("save.max_step_saves_to_keep", describe(values), values)
     if str(builder.get("save.save_format")) == "diffusers" and builder.is_unet and not builder.adapters:
         builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")

@@ -5,6 +5,7 @@ from library.config.problems import Message, counted, join_messages, option_name
 from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
+    OWN_LAYERS,
     equal,
     equivalent_optimizer,
     load_tables,
@@ -57,7 +58,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         if key.startswith("network.network_kwargs."):
             is_lycoris = "network_module" in builder.values
             argument_names = "preset" if is_lycoris else CHOOSING.get(builder.family, CHOOSING[""])
-            builder.ignore(key, Message("chosen layers are said by network_args ({names})", names=argument_names))
+            builder.ignore(key, Message(OWN_LAYERS, names=argument_names))
     builder.explain("adapters are in the blocks of the model", "network.transformer_only")
 
 

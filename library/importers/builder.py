@@ -84,8 +84,10 @@ class ImportBuilder:
         self._set(key, KeyOutcome(key, "kept"), {key: self.source.get(key) if value is None else value})
 
     def rename(self, key: str, option: str, value: Any = None) -> None:
+        """Set an option of another name, or of the same if the two happen to agree."""
         value = self.source.get(key) if value is None else value
-        self._set(key, KeyOutcome(key, "renamed", option), {option: value})
+        outcome = KeyOutcome(key, "kept") if key == option else KeyOutcome(key, "renamed", option)
+        self._set(key, outcome, {option: value})
 
     def change(self, key: str, text: MessageLike, values: JsonMapping | None = None) -> None:
         self._set(key, KeyOutcome(key, "changed", text), values or {})
@@ -311,7 +313,8 @@ def _reported_outcomes(builder: ImportBuilder, config: type[RunConfig], values: 
 
 
 def _ignored(key: str, text: MessageLike, reason: ConfigError) -> KeyOutcome:
-    return KeyOutcome(key, "ignored", text, {name: fix for each in reason.problems for name, fix in each.fix.items()})
+    fix = {name: value for problem in reason.problems for name, value in problem.fix.items()}
+    return KeyOutcome(key, "ignored", text, fix, is_refused=True)
 
 
 def _read_value(config: type[RunConfig], name: str, value: Any, configs: Configs) -> Any:

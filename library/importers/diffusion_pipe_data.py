@@ -35,6 +35,7 @@ def read_data_file(builder: ImportBuilder, data: Any) -> None:
         builder.change(key, describe_datasets(text), settings)
     elif builder.get(key):
         builder.ignore(key, NO_IMAGES)
+        builder.put(key, {"caption_extension": ".txt"})
 
 
 def _pipe_run_options(data: JsonMapping) -> JsonObject:

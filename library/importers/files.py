@@ -25,6 +25,7 @@ from library.importers import (
     musubi,
     onetrainer,
     simpletuner,
+    simpletuner_data,
 )
 from library.importers.builder import Configs, settle_values
 from library.importers.named_files import MayRead, everything, with_named_files
@@ -167,16 +168,19 @@ def parse_file(path: Path) -> JsonObject:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if not read_outside_text(path).strip():
         raise ConfigError("{path} is empty", path=path)
-    content = load_json(path) if suffix == ".json" else load_yaml(path)
+    content = simpletuner.unwrapped(load_json(path)) if suffix == ".json" else load_yaml(path)
     if isinstance(content, list):
         _refuse_list(content, path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("{path} holds no settings: it must be one table of names and values", path=path)
+    if "algo" in content and content.keys() & {"linear_dim", "full_matrix", "apply_preset"}:
+        advice = Message("import the config that names it as lycoris_config")
+        raise ConfigError("{path} is a file of LyCORIS settings, not a training: {advice}", path=path, advice=advice)
     return content
 
 
 def _refuse_list(entries: list[Any], path: Path) -> None:
-    """Raise ConfigError for a list, which is only a part of a config of OneTrainer or ai-toolkit."""
+    """Raise ConfigError for a list, which is only a part of a config of OneTrainer, ai-toolkit or SimpleTuner."""
     first = next(iter(tables_of_list(entries)), {})
     if "folder_path" in first:
         raise ConfigError(
@@ -186,6 +190,11 @@ def _refuse_list(entries: list[Any], path: Path) -> None:
         advice = Message("import the config that names it as concept_file_name, which writes it as a dataset_config")
         raise ConfigError(
             "{path} is a data set file of OneTrainer (concepts), not a training: {advice}", path=path, advice=advice
+        )
+    if simpletuner_data.is_datasets(entries):
+        advice = Message("import the config that names it as data_backend_config, which writes it as a dataset_config")
+        raise ConfigError(
+            "{path} is a data set file of SimpleTuner, not a training: {advice}", path=path, advice=advice
         )
     if "prompt" in first:
         advice = Message("import the config that names it as sample_definition_file_name")

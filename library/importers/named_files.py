@@ -1,9 +1,10 @@
 """Files that a file of settings names, in its trainer's own format: data sets, prompts, settings of adapters."""
 
 import contextlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
@@ -64,11 +65,24 @@ def _with_simpletuner_files(settings: JsonObject, origin: Origin) -> JsonObject:
 
 
 def _read_named_file(settings: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
-    """Return the content of the file that a key names, relative to the working folder, the file's folder, or the one
-    above it; None if there is none."""
-    name, folder = str(settings.get(key) or ""), origin.path.parent
-    for file in (Path(name), folder / name, folder.parent / name) if name else ():
+    """Return the content of the file that a key names; None if there is none."""
+    for file in _places(str(settings.get(key) or ""), origin.path.parent):
         if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
             with contextlib.suppress(ConfigError):
                 return load_json(file) if suffix == ".json" else load_toml(file)
     return None
+
+
+def _places(name: str, folder: Path) -> Iterator[Path]:
+    """Yield where a named file may be: relative to the working folder, to the file's folder, or to the one above it.
+
+    Programs name it relative to the folder in which they are started, such as config/cat/data.json in config/cat: what
+    a relative path ends with is looked for in the same folders. A whole path means this file and no other.
+    """
+    if name:
+        yield Path(name)
+    is_whole = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive
+    parts = [] if is_whole else [part for part in re.split(r"[/\\]", name) if part]
+    for start in range(len(parts)):
+        end = Path(*parts[start:])
+        yield from (folder / end, folder.parent / end)

@@ -59,7 +59,7 @@ def _import_8_bit_base(builder: ImportBuilder, key: str, stored_dtype: str, enco
     if stored_dtype in ("FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"):
         ours["fp8_compute"] = True
     is_same = stored_dtype in SAME or "W8A8" in stored_dtype or "base_bits" in ours
-    builder.change(key, ", ".join(ours) if is_same else say_nearest(stored_dtype, ", ".join(ours)), ours)
+    builder.change(key, describe(ours) if is_same else say_nearest(stored_dtype, describe(ours)), ours)
     if builder.values["mixed_precision"] == "no":
         builder.values["mixed_precision"] = "bf16"
         builder.notes.append(Message("mixed_precision is bf16 instead of float32, which {name} needs", name=name))

@@ -14,7 +14,7 @@ from library.config.schema import changed, flatten_sections, options_of
 Kind = Literal["kept", "renamed", "changed", "ineffective", "ignored", "unknown", "empty", "default"]
 TO_FIX = "to fix: {problem}"
 WITHOUT_EFFECT = "without effect: {why}"  # of options that do nothing in this training, which is no mistake
-MISSING = "this file was not found"  # how reasons begin that ask for something in its place
+MISSING = ("this file was not found", "none of its data sets")  # how reasons begin that ask for something instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class KeyOutcome:
     kind: Kind
     text: MessageLike = ""
     fix: JsonMapping = field(default_factory=dict)  # what was probably meant: the option of an unknown key, or a value
+    is_refused: bool = False  # ignored, as the option cannot have this value
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,7 @@ class Imported:
     def lines(self) -> list[MessageLike]:
         """Return the messages for the page: what to fix, what was guessed, changed or left out, and notes."""
         grouped = _group_by_reason(self.of("ignored"))
-        missing = [
-            Message("{key}: {text}", key=keys, text=as_message(reason))
-            for reason, keys in grouped
-            if _is_missing(reason)
-        ]
-        to_fix = [Message(TO_FIX, problem=problem) for problem in (*self.problems, *missing)]
+        to_fix = [Message(TO_FIX, problem=problem) for problem in (*self.problems, *self.missing())]
         changed = [
             Message("{key}: {text}", key=outcome.key, text=as_message(outcome.text)) for outcome in self.of("changed")
         ]
@@ -77,6 +73,14 @@ class Imported:
         guessed = [self.guess] if self.guess else []
         first = [*to_fix, *guessed, *self.unknown(), *changed, *renamed, *defaults]
         return [*first, *self._idle(), *ignored, *self.notes]
+
+    def missing(self) -> list[Problem]:
+        """Return the problems of files that were not found and of which something has to take the place."""
+        return [
+            Problem(outcome.key, ": {text}", text=as_message(outcome.text))
+            for outcome in self.of("ignored")
+            if _is_missing(outcome.text)
+        ]
 
     def unknown(self) -> list[Problem]:
         template = "is not an option{hint}"

@@ -61,6 +61,8 @@ PART_OPTIONS = {
 ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
 PREPARED = "it is said in the dataset file that the import writes"
 NO_IMAGES = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
+NO_FOLDERS = "none of its data sets is a folder of this computer; name the images with train_data_dir or dataset_config"
+OWN_LAYERS = "the choice of layers is not carried over; make it in network_args ({names})"
 NO_PROMPTS = "this file was not found, or cannot be read; name the prompts with sample_prompts"
 # Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
@@ -84,6 +86,14 @@ def other_model_error(trainer: str, model: str) -> ConfigError:
     """Return the error for a file of a model that is not trained here."""
     template = "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}"
     return ConfigError(template, trainer=trainer, model=model, advice=ONLY)
+
+
+def steps_of_kept(count: float, interval: float) -> int:
+    """Return the age in steps up to which files are kept so that `count` of them are left.
+
+    sd-scripts deletes what is older than `save_last_n_steps`, so the newest file itself is one more.
+    """
+    return max(1, int((count - 1) * interval))
 
 
 def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:

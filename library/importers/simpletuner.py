@@ -1,8 +1,9 @@
 """Import SimpleTuner's config.json, with the files of data sets, prompts and LyCORIS settings that it names."""
 
 import re
+from collections.abc import Mapping
 
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, Problem, option_name, option_names
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import UNETS, ImportBuilder, describe, is_empty, is_on, script_of_family
@@ -21,6 +22,7 @@ from library.importers.shared import (
     own_name,
     precision,
     say_nearest,
+    steps_of_kept,
 )
 
 TRAINER = "SimpleTuner"
@@ -38,8 +40,14 @@ OTHER_METHODS = {
 def recognises(settings: JsonMapping) -> bool:
     """Return whether this is a file of SimpleTuner."""
     keys = {key.removeprefix("--") for key in settings}
-    telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision"}
+    telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision", "model_type"}
     return "model_family" in keys and not telling.isdisjoint(keys)
+
+
+def unwrapped(content: JsonValue) -> JsonValue:
+    """Return the settings in a file of SimpleTuner's page, which has them under "config"; other content unchanged."""
+    inner = content.get("config") if isinstance(content, Mapping) and "_metadata" in content else None
+    return inner if isinstance(inner, Mapping) and recognises(inner) else content
 
 
 def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
@@ -239,7 +247,8 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
     interval = builder.number("checkpoint_step_interval")
     epochs = builder.number("checkpoint_epoch_interval")
     if epochs:
-        builder.rename("checkpoint_epoch_interval", "save_every_n_epochs", int(epochs))
+        values = {"save_every_n_epochs": int(epochs), "save_state": True}
+        builder.change("checkpoint_epoch_interval", describe(values), values)
         builder.ignore(
             "checkpoint_step_interval", Message("another key says {option}", option=option_name("save_every_n_epochs"))
         )
@@ -247,9 +256,9 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
         values = {"save_every_n_steps": int(interval), "save_state": True}
         builder.change("checkpoint_step_interval", describe(values), values)
     if keep := builder.number("checkpoints_total_limit"):
-        step = int(epochs or interval or 0)
-        name = "save_last_n_epochs" if epochs else "save_last_n_steps"
-        values = {name: int(keep) * step, f"{name}_state": int(keep) * step}
+        name = "save_last_n_epochs" if epochs else "save_last_n_steps"  # the first counts files, the second steps
+        kept = int(keep) if epochs else steps_of_kept(keep, interval or 1)
+        values = {name: kept, f"{name}_state": kept}
         builder.change("checkpoints_total_limit", describe(values), values)
     if not is_on(builder.get("push_to_hub")) and "hub_model_id" in builder.source:
         builder.ignore("hub_model_id", "push_to_hub is off")

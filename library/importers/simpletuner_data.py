@@ -1,12 +1,13 @@
 """Import SimpleTuner's data sets (multidatabackend.json) and its prompts."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, counted
 from library.importers.builder import NOT_HERE, ImportBuilder, describe, is_empty, is_on, to_number
 from library.importers.shared import (
+    NO_FOLDERS,
     NO_IMAGES,
     NO_PROMPTS,
     PREPARED,
@@ -67,23 +68,32 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
         masked = masked or "conditioning_data_dir" in subset
         sets.append((_dataset_options(builder, table), [subset]))
         _note_unknown_keys(builder, dataset)
-    if sets:
-        builder.texts["dataset_config"] = dataset_toml({}, sets)
+    if not sets:
+        _import_size_alone(builder, key, next(map(dict, _of_images(enabled)), {}))
+        return
+    builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
     builder.change(key, Message("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
 
 
-def _import_size_alone(builder: ImportBuilder, key: str) -> None:
-    """Report why there are no data sets, and take the size of the images from the settings alone."""
+def _of_images(datasets: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
+    return (table for table in datasets if str(table.get("dataset_type") or "image") == "image")
+
+
+def _import_size_alone(builder: ImportBuilder, key: str, example: JsonMapping | None = None) -> None:
+    """Report why there are no data sets, and take the size of the images from a data set that is left out, or from the
+    settings alone."""
     listed = builder.get(key)
     if unnamed := [str(at) for at, table in enumerate(tables_of_list(listed), 1) if "id" not in table]:
         template = "data sets in it have no id, by which others name them ({numbers}): give each one, and import again"
         builder.ignore(key, Message(template, numbers=", ".join(unnamed)))
     elif listed:
-        builder.ignore(key, NO_IMAGES)
-    size = _square_side(builder.source)
-    builder.change("resolution", describe({"resolution": size}), {"resolution": str(size), "enable_bucket": True})
+        builder.ignore(key, NO_IMAGES if example is None else NO_FOLDERS)
+    sizes = {name: value for name, value in (example or {}).items() if not is_empty(value)}
+    size = _square_side({**builder.source, **sizes})
+    values = {"resolution": str(size), "enable_bucket": True, "caption_extension": ".txt"}
+    builder.change("resolution", describe({"resolution": size}), values)
     builder.explain(
         "is part of resolution",
         "resolution_type",

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping
 
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message
 from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
+    OWN_LAYERS,
     SIZE_SHIFTS,
     equal,
     equivalent_optimizer,
@@ -52,12 +53,12 @@ def _import_simpletuner_network(builder: ImportBuilder) -> None:
         builder.ignore("lycoris_config", "lora_type is not lycoris")
 
 
-def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, object]) -> None:
+def _import_simpletuner_lycoris(builder: ImportBuilder, settings: JsonMapping) -> None:
     """Import the settings of a LyCORIS file."""
     algorithm = str(settings.get("algo") or "lokr")
     rank, alpha = (to_number(settings.get(key)) for key in ("linear_dim", "linear_alpha"))
     arguments = [f"algo={algorithm}"]
-    if algorithm == "lokr" and (rank or 0) >= FULL_RANK:
+    if algorithm == "lokr" and (is_on(settings.get("full_matrix")) or (rank or 0) >= FULL_RANK):
         arguments.append("full_matrix=True")
         rank, alpha = 1, 1
     handled_keys = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
@@ -71,7 +72,7 @@ def _import_simpletuner_lycoris(builder: ImportBuilder, settings: Mapping[str, o
     builder.change("lora_type", equal("lycoris", f"lycoris.kohya {' '.join(arguments)}"), {})
     builder.change("lycoris_config", describe(values), values)
     if settings.get("apply_preset"):
-        builder.notes.append(Message("chosen layers are said by network_args ({names})", names="preset"))
+        builder.notes.append(Message("apply_preset: {text}", text=Message(OWN_LAYERS, names="preset")))
 
 
 def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
@@ -96,13 +97,27 @@ def _import_simpletuner_optimizer(builder: ImportBuilder) -> None:
     if arguments := optimizer_args(settings):
         builder.put("optimizer", {"optimizer_args": arguments})
     builder.explain("becomes one of optimizer_args", "optimizer_config", *(key for pair in BETAS for key in pair))
-    method = str(builder.get("grad_clip_method") or "value").casefold()
-    if method == "norm" and (limit := builder.number("max_grad_norm")) is not None:
+    _import_clipping(builder)
+
+
+def _import_clipping(builder: ImportBuilder) -> None:
+    """Import the limit of the gradients: of their norm, or of each value, which is not limited here."""
+    limit, method = builder.number("max_grad_norm"), str(builder.get("grad_clip_method") or "value").casefold()
+    if method == "norm" or limit == 0:
         builder.keep("max_grad_norm", limit)
-    elif "max_grad_norm" in builder.source:
-        text = "it cuts each value of the gradients; here max_grad_norm limits their norm, which is 1 unless it is set"
+        builder.explain("is part of max_grad_norm", "grad_clip_method")
+        return
+    template = "it cuts each value of the gradients at {limit}; here max_grad_norm limits their norm, which is 1"
+    text = Message(template, limit=f"{limit or 0:g}")
+    if builder.given("max_grad_norm"):
         builder.ignore("max_grad_norm", text)
-    builder.explain("is part of max_grad_norm", "grad_clip_method")
+        builder.explain("is part of max_grad_norm", "grad_clip_method")
+        return
+    builder.empty("max_grad_norm")
+    if "grad_clip_method" in builder.source:
+        builder.ignore("grad_clip_method", text)
+    else:
+        builder.notes.append(Message("{trainer}: {text}", trainer="SimpleTuner", text=text))
 
 
 def _parse_settings(text: object) -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ class CommandField:
     choices: tuple[str, ...]
     required: bool
     suggestions: Mapping[str, str]
+    is_whole: bool = False  # a number without a fraction
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ class CommandForms:
             choices = tuple(map(str, action.choices or ()))
             help_text = (action.help or "").replace("%(default)s", default)
             suggestions = self.suggestions.get(action.dest, {})
+            required, whole = bool(action.required), action.type is int
             yield CommandField(
-                action.dest, flag, _field_kind(action), label, help_text, default, choices, action.required, suggestions
+                action.dest, flag, _field_kind(action), label, help_text, default, choices, required, suggestions, whole
             )
 
 
@@ -147,8 +149,19 @@ def _field_words(field: CommandField, value: Any, guard: Guard) -> Iterator[str]
         elif field.kind in ("file", "folder", "model", "new"):
             path = guard(line, field.kind, field.label)
             yield f"{field.flag}={path}" if field.flag else str(path)
+        elif field.kind == "number" and not _is_number(line, field.is_whole):
+            number = Message("a whole number") if field.is_whole else Message("a number")
+            raise ConfigError("{label}: {value} is not {number}", label=field.label, value=line, number=number)
         else:
             yield f"{field.flag}={line}" if field.flag else line
+
+
+def _is_number(text: str, whole: bool) -> bool:
+    try:
+        int(text) if whole else float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _weighted_file(line: str, field: CommandField, guard: Guard) -> str:

@@ -19,7 +19,7 @@ AITOOLKIT_DEFAULTS = {
     "mixed_precision": "no",
     "save_precision": "fp16",
     "save_every_n_steps": 1000,
-    "save_last_n_steps": 5000,
+    "save_last_n_steps": 4000,
     "lr_scheduler": "constant",
     "max_grad_norm": 1.0,
     "network_train_unet_only": True,
@@ -56,7 +56,7 @@ AITOOLKIT = [
     (
         FLUX_AI,
         {"save.dtype": "bf16", "save.save_every": 100, "save.max_step_saves_to_keep": 3},
-        {"save_precision": "bf16", "save_every_n_steps": 100, "save_last_n_steps": 300},
+        {"save_precision": "bf16", "save_every_n_steps": 100, "save_last_n_steps": 200},
     ),
     (
         FLUX_AI,

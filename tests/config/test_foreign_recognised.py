@@ -40,6 +40,7 @@ def test_a_flat_file_is_read_as_toml_alone(tmp_path, name, settings):
     ("name", "settings", "words"),
     [
         ("q.toml", {"arch": "Z-Image", "_source_script": "5_1.ps1", "network_dim": 8}, "qinglong"),
+        ("k.json", {"accelerate_launch": {}, "dataset_preparation": {}, "wd14_caption": {}}, "kohya_ss's own page"),
         ("a.yaml", {"transformer_path": "t", "lora_type": "lokr", "learning_rate": 1}, "AnimaLoraToolkit"),
         ("a.toml", {"transformer_path": "t", "lora_type": "lokr", "learning_rate": 1}, "AnimaLoraToolkit"),
     ],

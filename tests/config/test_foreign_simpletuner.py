@@ -81,7 +81,7 @@ def test_the_settings_arrive():
         "max_grad_norm": 0.5,
         "max_train_steps": 1500,
         "save_every_n_steps": 250,
-        "save_last_n_steps": 1000,
+        "save_last_n_steps": 750,
         "save_state": True,
         "int8_base": True,
         "blocks_to_swap": 19,
@@ -310,3 +310,91 @@ def test_a_list_of_data_sets_that_is_there_is_not_called_missing(tmp_path):
         imported = importers.import_file(folder / "config.json", CONFIGS)
         (outcome,) = (key_outcome for key_outcome in imported.outcomes if key_outcome.key == "data_backend_config")
         assert words in str(outcome.text), outcome
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["config/cat/data.json", "config\\cat\\data.json", "data.json"],
+)
+def test_a_list_of_data_sets_beside_the_config_is_found_wherever_simpletuner_is_started(tmp_path, named):
+    folder = tmp_path / "config/cat"
+    folder.mkdir(parents=True)
+    (folder / "data.json").write_text(json.dumps(DATA), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**LORA, "data_backend_config": named}), encoding="utf-8")
+    assert "/cats" in importers.import_file(folder / "config.json", CONFIGS).texts["dataset_config"]
+
+
+def test_sizes_stay_and_images_are_asked_for_if_no_data_set_is_a_folder_of_this_computer():
+    far = [{"id": "far", "type": "huggingface", "resolution": 768, "resolution_type": "pixel_area"}]
+    imported = importers.import_content({**LORA, "data_backend_config": far}, CONFIGS)
+    assert option_values(imported.config)["resolution"] == "768" and "dataset_config" not in imported.texts
+    assert any(
+        "to fix: data_backend_config: none of its data sets is a folder" in str(line) for line in imported.lines()
+    )
+
+
+def test_lokr_of_whole_matrices_needs_no_rank():
+    settings = {"algo": "lokr", "full_matrix": True, "factor": 16}
+    network = importers.import_content(
+        {**LORA, "lora_type": "lycoris", "lycoris_config": settings}, CONFIGS
+    ).config.network
+    assert network.network_dim == 1 and set(network.network_args) == {"algo=lokr", "full_matrix=True", "factor=16"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"checkpoints_total_limit": 3}, {"save_last_n_steps": 1000, "save_last_n_steps_state": 1000}),
+        ({"checkpoints_total_limit": 1}, {"save_last_n_steps": 1}),
+        ({"checkpoints_total_limit": 0}, {"save_last_n_steps": None}),
+        ({}, {"save_last_n_steps": 2000}),
+        (
+            {"checkpoint_epoch_interval": 2, "checkpoints_total_limit": 3},
+            {"save_last_n_epochs": 3, "save_every_n_epochs": 2, "save_state": True, "save_last_n_steps": None},
+        ),
+    ],
+)
+def test_as_many_checkpoints_are_kept_as_in_simpletuner(keys, expected):
+    values = option_values(importers.import_content({**LORA, **keys}, CONFIGS).config)
+    assert differing(values, expected) == {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "limit", "said"),
+    [
+        ({"grad_clip_method": "norm"}, 2.0, ""),
+        ({"max_grad_norm": 0}, 0.0, ""),
+        ({"max_grad_norm": 0.01}, 1.0, "at 0.01; here max_grad_norm limits their norm"),
+        ({"grad_clip_method": "value"}, 1.0, "at 2; here max_grad_norm limits their norm"),
+        ({}, 1.0, "SimpleTuner: it cuts each value of the gradients at 2"),
+    ],
+)
+def test_how_gradients_are_limited_arrives_or_is_said(keys, limit, said):
+    imported = importers.import_content({**LORA, **keys}, CONFIGS)
+    lines = "\n".join(map(str, imported.lines()))
+    assert option_values(imported.config)["max_grad_norm"] == limit and said in lines
+    assert bool(said) == ("it cuts each value" in lines)
+
+
+def test_a_key_of_the_same_name_is_kept_and_not_renamed():
+    assert outcome(importers.import_content({**LORA, "loss_type": "huber"}, CONFIGS), "loss_type").kind == "kept"
+
+
+def test_a_file_of_its_page_is_read(tmp_path):
+    inner = {"--model_family": "flux", "--model_type": "lora", "--learning_rate": 3e-4, "--max_train_steps": 7}
+    path = tmp_path / "default.json"
+    path.write_text(json.dumps({"_metadata": {"name": "default"}, "config": inner}), encoding="utf-8")
+    imported = importers.import_file(path, CONFIGS)
+    assert imported.trainer == "SimpleTuner" and option_values(imported.config)["learning_rate"] == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [(DATA, "data_backend_config"), ({"algo": "lokr", "linear_dim": 8}, "lycoris_config")],
+    ids=["data sets", "LyCORIS"],
+)
+def test_a_part_of_a_config_alone_says_which_file_to_load(tmp_path, content, key):
+    path = tmp_path / "part.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"the config that names it as {key}"):
+        importers.import_file(path, CONFIGS)

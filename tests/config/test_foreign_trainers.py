@@ -183,7 +183,7 @@ def test_aitoolkit(tmp_path):
     config, datasets = written(tmp_path / "a.yaml", tmp_path / "run.toml")
     assert config.script == "flux_train_network" and config.save.output_dir == "out/cat"
     assert (config.network.network_dim, config.network.network_alpha) == (16, 8)
-    assert config.save.save_precision == "fp16" and config.save.save_last_n_steps == 1000
+    assert config.save.save_precision == "fp16" and config.save.save_last_n_steps == 750
     assert config.optim.optimizer_type == "AdamW8bit" and config.optim.optimizer_args == (
         "eps=1e-06",
         "weight_decay=0.01",

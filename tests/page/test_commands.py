@@ -54,6 +54,11 @@ def test_a_form_is_started_with_guarded_paths(page, tmp_path):
         ({"loras": "{root}/../secret.safetensors", "out": "{root}/new.safetensors"}, "outside"),
         ({"loras": "{root}/none.safetensors", "out": "{root}/new.safetensors"}, "does not exist"),
         ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "base": "/etc/passwd"}, "outside"),
+        (
+            {"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "rank": "x"},
+            "^Rank: x is not a whole number",
+        ),
+        ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "rank": "1.5"}, "1.5 is not a whole number"),
         ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "dtype": "--out=/tmp/x"}, "invalid choice"),
         ({"loras": "--base=/etc/passwd", "out": "{root}/n.safetensors"}, "LoRA files"),
     ],

@@ -69,7 +69,7 @@ def test_the_command_of_each_button(lab, monkeypatch, tmp_path):
     lab.start(ApiRequest({"kind": "cache", "clean": True}))
     model = tmp_path / "m.safetensors"
     form = {"family": "flux", "values": {"pretrained_model_name_or_path": str(model)}, "launch": {}}
-    lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 1}))
+    lab.start(ApiRequest({"kind": "bench", "model": "lora", "form": json.dumps(form), "batch": 0}))
     of_model = ["bench", "--family", "sdxl", "--size", "tiny", "--resolution", "512,1024", "--batch", "4"]
     assert commands[0] == [*of_model, "--part", "step", "--candidate", "all"]
     of_one = [text.replace("512,1024", "512") for text in of_model]

@@ -116,6 +116,23 @@ def test_an_option_without_effect_is_a_note_and_no_problem(tmp_path):
     assert "to fix" not in message and "ignored: clip_skip: without effect: SDXL always uses" in message
 
 
+def test_what_an_importer_leaves_out_on_purpose_is_a_note_and_a_missing_file_a_problem(tmp_path):
+    path = tmp_path / "config.json"
+    keys = {"model_family": "sdxl", "model_type": "lora", "data_backend_config": "gone.json", "max_grad_norm": 0.01}
+    path.write_text(json.dumps({**keys, "max_train_steps": 40}), encoding="utf-8")
+    problems, notes = (part.rpartition("<ul>")[2] for part in html.unescape(loaded(path)["message"]).split("</ul>")[:2])
+    assert "data_backend_config: this file was not found" in problems and "max_grad_norm" not in problems
+    assert "data_backend_config" not in notes and "ignored: max_grad_norm: it cuts each value" in notes
+
+
+def test_a_file_that_cannot_be_loaded_is_named_without_its_folder(tmp_path):
+    for name, text in (("a.json", "[1]"), ("b.json", '[{"id": "x"}]'), ("c.json", "{"), ("d.json", '{"a": 1}')):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError) as refusal:
+            loaded(tmp_path / name)
+        assert str(refusal.value).startswith(name)
+
+
 WRONG_PATHS = ("pretrained_model_name_or_path", "train_data_dir", "reg_data_dir", "vae", "output_dir")
 WRONG_FILES = {
     ".json": lambda facts: json.dumps({"LoRA_type": "Standard", "sdxl": True, **facts}),

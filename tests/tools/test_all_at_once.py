@@ -28,7 +28,7 @@ def files(bases, lora_files, tmp_path_factory):
     return paths | {"flux": file_of(bases["flux"]), "good": lora_files["flux"][0], "other": lora_files["sdxl"][0]}
 
 
-SCALED, NO_LORA, THERE, OTHER = "scaled fp8", "no part of an adapter", "exists already", "is of another family"
+SCALED, NO_LORA, THERE, OTHER = "scaled fp8", "no LoRA in this file", "exists already", "is of another family"
 # What is called -> words of each of its problems.
 CALLS = {
     "merged into a checkpoint": (

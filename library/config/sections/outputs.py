@@ -69,7 +69,10 @@ class Save:
         advanced=True,
     )
     save_last_n_epochs: int | None = opt(
-        None, "Delete files that are older than N epochs.", label="Keep last N epochs", parse=parse_count
+        None,
+        "Of the files that are saved after epochs, keep the last N. Empty: all.",
+        label="Keep last N epoch files",
+        parse=parse_count,
     )
     save_last_n_steps: int | None = opt(
         None, "Delete files that are older than N steps.", label="Keep last N steps", parse=parse_count
@@ -80,8 +83,8 @@ class Save:
     )
     save_last_n_epochs_state: int | None = opt(
         None,
-        "Delete states that are older than N epochs.",
-        label="Keep states of last N epochs",
+        "Of the states that are saved after epochs, keep the last N.",
+        label="Keep last N epoch states",
         parse=parse_count,
         advanced=True,
     )
