@@ -124,7 +124,7 @@ async function attempt(what) {
 
 /** @param {boolean} [keep] whether to keep showing the same images */
 async function open(keep = false) {
-  const openNumber = ++opened, messagesBefore = messages;
+  const openNumber = ++opened, messagesBefore = messages, asked = folder().value;
   sources.follow();
   let changesBefore, overview;
   do { // repeat if the folder may have changed meanwhile
@@ -149,6 +149,9 @@ async function open(keep = false) {
   await showPage();
   panels.refresh();
   remember();
+  const files = ["dataset_config", "in_json"].map((name) => part(`[data-setting=${name}]`, HTMLInputElement).value);
+  const looked = [asked, overview.folder].map((name) => [name, ...files]);
+  document.dispatchEvent(new CustomEvent("kohya:looked", { detail: looked }));
   if (!described() && root.checkVisibility()) note(addressOf("data", overview.folder));
 }
 
