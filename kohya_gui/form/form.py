@@ -33,6 +33,7 @@ from library.runs import gpu_slots
 
 NOT_SET = "not set"
 REPLACES_REQUIRED = "dataset_config"  # replaces fields that are required without it
+POSITIONS = {section: at for at, (section, *_) in enumerate(entry for _, group in GROUPS for entry in group)}
 IMAGE_SOURCES = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", REPLACES_REQUIRED, REFERENCES)
 LAUNCH_FIELDS = {
     name: option for name, option in section_options(Launch, "distributed").items() if name != "mixed_precision"
@@ -169,7 +170,9 @@ class SettingsForm:
         return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in values.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
-        placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
+        """The label and the element of each option of a family, in the order of the form."""
+        fields = sorted((f for f in self.fields if family in f.families), key=self._position)
+        placed = {f.option.name: (f.option.label, self._id(f)) for f in fields}
         return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH_FIELDS.items()}
 
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
@@ -220,6 +223,14 @@ class SettingsForm:
             cards[card] = self._field(field, f"span-{span}") + cards[card]
         model, images, training = (f'<div class="card basics">{card}</div>' for card in cards.values())
         return model + images + self.extra.get("images", "") + training
+
+    def _position(self, field: FormField) -> tuple[int, int]:
+        name, basics = field.option.name, list(self.basics)
+        if field in self.parts or name == basics[0]:
+            return 0, int(field in self.parts)
+        if name in basics:
+            return (1 if name in IMAGE_SOURCES else 2), basics.index(name)
+        return 3, POSITIONS.get(field.option.section, len(POSITIONS))
 
     def _is_required(self, field: FormField) -> bool:
         return any(field.option.name in self.required[family] for family in field.families)
