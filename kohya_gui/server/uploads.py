@@ -156,7 +156,9 @@ class ImageUploads:
             if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
             incoming_files.check_content(upload.part, upload.name)
-            paths.allowed_path(str(upload.part.parent), self.roots, FOLDER_LABEL)  # the folder may have been replaced since
+            paths.allowed_path(
+                str(upload.part.parent), self.roots, FOLDER_LABEL
+            )  # the folder may have been replaced since
             return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)
