@@ -369,12 +369,16 @@ def test_on_a_phone_paths_show_their_ends_until_they_are_edited(visit):
     visitor.fill(pretrained_model_name_or_path=path)
     page.locator("#lora-pretrained_model_name_or_path").blur()
     shows_end("pretrained_model_name_or_path")
-    visitor.put(pretrained_model_name_or_path=path, output_dir=path, logging_dir=path)  # by a script, as a loaded config
+    visitor.put(
+        pretrained_model_name_or_path=path, output_dir=path, logging_dir=path
+    )  # by a script, as a loaded config
     shows_end("output_dir")
     page.locator("#lora-output_dir").focus()
     page.keyboard.press("Home")
     assert page.locator("#lora-output_dir").evaluate("e => e.scrollLeft") == 0
     page.locator("#lora-output_dir").blur()
     shows_end("output_dir")
-    page.evaluate("document.querySelector('#lora-logging_dir').closest('.section').querySelector('.fold button').click()")
+    page.evaluate(
+        "document.querySelector('#lora-logging_dir').closest('.section').querySelector('.fold button').click()"
+    )
     shows_end("logging_dir")  # a field that was not visible when it was filled in
