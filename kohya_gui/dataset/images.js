@@ -3,7 +3,7 @@ import { count, progressOf, say } from "../i18n/sentences.js";
 import { addressOf, note, register } from "../server/addresses.js";
 import { all, find, finder, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { badges, captionField, facts, frame, tellWhy } from "./images_cards.js";
+import { badges, captionField, facts, frame, tellWhy, turns } from "./images_cards.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
 import { renderOverview } from "./images_overview.js";
@@ -41,6 +41,7 @@ let rows = [];
 const view = { start: 0, show: "all", place: null, words: "" };
 /** @type {Set<string>} */
 const chosen = new Set();
+let named = ""; // the folder or file whose images are shown, as its field has it
 let pages = 0,
   messages = 0,
   opened = 0,
@@ -52,6 +53,7 @@ const part = finder(() => root);
 const folder = () => part("#images-folder", HTMLInputElement);
 const trigger = () => part("#images-trigger", HTMLInputElement);
 const described = () => part("[data-setting=dataset_config]", HTMLInputElement).value.trim();
+const nameNow = () => described() || folder().value.trim();
 
 /** @param {Record<string, unknown>} [more] */
 const query = (more = {}) => ({
@@ -122,7 +124,7 @@ async function attempt(what) {
 
 /** @param {boolean} [keep] whether to keep showing the same images */
 async function open(keep = false) {
-  const openNumber = ++opened, messagesBefore = messages;
+  const openNumber = ++opened, messagesBefore = messages, asked = folder().value;
   sources.follow();
   let changesBefore, overview;
   do { // repeat if the folder may have changed meanwhile
@@ -132,7 +134,11 @@ async function open(keep = false) {
         folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question(),
       }));
   } while (overview && openNumber === opened && changesBefore !== changed);
-  if (!overview || openNumber !== opened) return;
+  if (openNumber !== opened) return;
+  if (!overview) {
+    if (!keep || nameNow() !== named) close();
+    return;
+  }
   if (!keep) {
     Object.assign(view, { start: 0, show: "all", place: null, words: "" });
     chosen.clear();
@@ -143,7 +149,16 @@ async function open(keep = false) {
   await showPage();
   panels.refresh();
   remember();
+  const files = ["dataset_config", "in_json"].map((name) => part(`[data-setting=${name}]`, HTMLInputElement).value);
+  const looked = [asked, overview.folder].map((name) => [name, ...files]);
+  document.dispatchEvent(new CustomEvent("kohya:looked", { detail: looked }));
   if (!described() && root.checkVisibility()) note(addressOf("data", overview.folder));
+}
+
+/** Hide the images shown so far: beside an error they would look like those of the folder that was named. */
+function close() {
+  now = null;
+  part(".collection").hidden = true;
 }
 
 /** Keep the folder for a reload of the page. */
@@ -200,6 +215,7 @@ async function change(name, question, tell) {
 function showOverview(overview) {
   now = overview;
   if (!described()) folder().value = overview.folder;
+  named = nameNow();
   part("[data-do=give]").hidden = Boolean(overview.fixed);
   sources.show(overview);
   renderOverview(root, overview, view, narrow);
@@ -231,33 +247,14 @@ async function showPage() {
   part(".cards").replaceChildren(...rows.map(card));
   if (!rows.length && now?.kinds.all) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
   for (const pager of all(root, ".pager"))
-    pager.replaceChildren(...(answer.total ? turns(answer.start, answer.total) : []));
+    pager.replaceChildren(...(answer.total ? turns(answer.start, answer.total, PAGE, turnTo) : []));
   showChosen();
 }
 
-/**
- * The buttons that turn the pages.
- * @param {number} start
- * @param {number} total
- */
-function turns(start, total) {
-  if (total <= PAGE) return [make("span", {}, count(total, "image"))];
-  const last = Math.ceil(total / PAGE) - 1, at = Math.floor(start / PAGE);
-  const go = (/** @type {number} */ to) => {
-    view.start = Math.max(0, Math.min(last, to)) * PAGE;
-    showPage().then(() => part(".sieve").scrollIntoView({ block: "start" }));
-  };
-  const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
-  where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
-  const range = say(" of {pages} · {first} to {last} of {images}", {
-    pages: (last + 1).toLocaleString("en"), first: (start + 1).toLocaleString("en"),
-    last: Math.min(start + PAGE, total).toLocaleString("en"), images: count(total, "image"),
-  });
-  return [
-    makeButton("Previous", () => go(at - 1), { disabled: at === 0 }),
-    make("span", {}, where, range),
-    makeButton("Next", () => go(at + 1), { disabled: at === last }),
-  ];
+/** @param {number} start of the page to show */
+function turnTo(start) {
+  view.start = start;
+  showPage().then(() => part(".sieve").scrollIntoView({ block: "start" }));
 }
 
 /** @param {Row} row */
@@ -299,8 +296,9 @@ async function storeCaption(row, text) {
   const isNew = row.caption !== answer.row.caption;
   Object.assign(row, answer.row);
   tellWhy(text, answer.said ?? "");
-  if (!answer.said) showOverview(answer);
-  else if (isNew) text.value = row.caption ?? "";
+  if (!answer.said) {
+    if (now?.folder === folder) showOverview(answer); // unless another one was opened meanwhile
+  } else if (isNew) text.value = row.caption ?? "";
   const about = root.querySelector(`.cards [data-name="${CSS.escape(row.name)}"] .about`);
   about?.querySelector(".badges")?.replaceChildren(...badges(row));
   const other = about?.querySelector("textarea");
@@ -376,6 +374,7 @@ export function mount(element) {
   now = null;
   root.addEventListener("click", (event) => tab.actions[hit(event, "[data-do]")?.dataset.do ?? ""]?.());
   folder().addEventListener("keydown", ({ key }) => key === "Enter" && tab.actions.open());
+  sources.mount(root, tab); // its listener first, which keeps a setting changed here from being followed away
   part(".how").addEventListener("change", () => now && open(true));
   const show = part(".sieve .show", HTMLSelectElement), place = part(".sieve .place", HTMLSelectElement);
   show.onchange = () => narrow({ show: show.value });
@@ -386,7 +385,6 @@ export function mount(element) {
     clearTimeout(pause);
     pause = setTimeout(() => narrow({ words: words.value }), 200);
   };
-  sources.mount(root, tab);
   history.mount(root, tab);
   masks.mount(root, tab);
   recall();

@@ -196,7 +196,7 @@ class DatasetTab:
                 collection, request, lambda report: {"made": changes.gather(collection, repeats, words)}
             )
         if how == "bring":
-            source = paths.existing_folder(request.text("source"), self.roots, "source")
+            source = paths.existing_folder(request.text("source"), self.roots, settings.SOURCE_LABEL)
             return self._change(
                 collection, request, lambda r: {"made": changes.bring(collection, source, repeats, words, r)}
             )
@@ -274,7 +274,7 @@ class DatasetTab:
 
     def collection(self, request: ApiRequest) -> ImageCollection:
         """The requested folder, as last scanned with these settings."""
-        root = paths.allowed_path(request.text("folder"), self.roots, "folder")
+        root = paths.allowed_path(request.text("folder"), self.roots, settings.IMAGE_FOLDER_LABEL)
         with self.busy:
             collection = self.collections.get(f"{root}|{request.text('collection')}")
         if collection is None:
@@ -302,7 +302,7 @@ class DatasetTab:
 
     def _is_readable(self, path: str, outside: dict[Problem, None]) -> bool:
         try:
-            paths.allowed_path(path, self.roots)
+            paths.allowed_path(path, self.roots, settings.IMAGE_FOLDER_LABEL)
         except ConfigError as error:
             outside |= dict.fromkeys(error.problems)
             return False

@@ -1,6 +1,6 @@
 // The card of an image: the picture with its crop, its size and bucket, findings, and its caption.
 import { count, say } from "../i18n/sentences.js";
-import { make } from "../server/elements.js";
+import { make, makeButton } from "../server/elements.js";
 import { address } from "../server/http.js";
 
 /**
@@ -125,4 +125,28 @@ export function captionField(row, store) {
 export function tellWhy(text, why) {
   text.parentElement?.querySelector(":scope > .why")?.remove();
   if (why) text.after(make("p", { className: "why", role: "alert" }, why));
+}
+
+/**
+ * The buttons that turn the pages.
+ * @param {number} start
+ * @param {number} total
+ * @param {number} size images on a page
+ * @param {(start: number) => void} turnTo
+ */
+export function turns(start, total, size, turnTo) {
+  if (total <= size) return [make("span", {}, count(total, "image"))];
+  const last = Math.ceil(total / size) - 1, at = Math.floor(start / size);
+  const go = (/** @type {number} */ to) => turnTo(Math.max(0, Math.min(last, to)) * size);
+  const where = make("input", { value: String(at + 1), inputMode: "numeric", "aria-label": "Page" });
+  where.onchange = () => go((parseInt(where.value, 10) || 1) - 1);
+  const range = say(" of {pages} · {first} to {last} of {images}", {
+    pages: (last + 1).toLocaleString("en"), first: (start + 1).toLocaleString("en"),
+    last: Math.min(start + size, total).toLocaleString("en"), images: count(total, "image"),
+  });
+  return [
+    makeButton("Previous", () => go(at - 1), { disabled: at === 0 }),
+    make("span", {}, where, range),
+    makeButton("Next", () => go(at + 1), { disabled: at === last }),
+  ];
 }

@@ -21,6 +21,7 @@ from library.families import RUNS, config_class
 from library.masking.forms import FORMS as MASKS
 
 DATASET_FOLDER = Path(__file__).parent
+IMAGE_FOLDER_LABEL, SOURCE_LABEL = "Image folder", "Folder to copy from"  # of the fields in images.html
 SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab is chosen
 CONFIG = config_class(SCRIPT)
 # Options that determine how images are counted and cropped, with their initial values.
@@ -68,7 +69,7 @@ def config_of_tab(
     if combined["dataset_config"]:
         combined["dataset_config"] = str(paths.allowed_path(combined["dataset_config"], roots, "dataset_config"))
     else:
-        combined["train_data_dir"] = str(paths.existing_folder(folder, roots, "folder"))
+        combined["train_data_dir"] = str(paths.existing_folder(folder, roots, IMAGE_FOLDER_LABEL))
     config = build_config(
         config_class_of_tab, {n: v for n, v in combined.items() if n in options and v not in ("", None)}, notes=[]
     )
@@ -119,8 +120,8 @@ def dataset_tab_html() -> str:
     text = (DATASET_FOLDER / "images.html").read_text(encoding="utf-8")
     fields = "".join(setting(options_of(CONFIG)[name], value) for name, value in COUNTING_OPTIONS.items())
     browse = {
-        "FOLDER_BUTTON": picker.browse_button("folder", "Image folder", "folder"),
-        "SOURCE_BUTTON": picker.browse_button("source", "Folder to copy from", "folder"),
+        "FOLDER_BUTTON": picker.browse_button("folder", IMAGE_FOLDER_LABEL, "folder"),
+        "SOURCE_BUTTON": picker.browse_button("source", SOURCE_LABEL, "folder"),
         "SETTINGS": fields,
         "TAKES": " ".join(name for name, option in options_of(CONFIG).items() if _decides(option)),
         "CAPTION": commands.forms_html(FORMS, ("folder", "extension"), keeps=True),

@@ -29,7 +29,7 @@ from library.config.building import draft, find_missing
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike
+from library.config.problems import ConfigError, MessageLike, join_messages
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
@@ -296,12 +296,12 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
 
 
 def _preset_lines(text: str) -> str:
-    """What a preset sets, and below it what it needs; in separate pieces, as they are translated separately."""
+    """What a preset sets, and below it what it needs."""
     lines = ""
     for line in text.split("; "):
         pieces = [preset_files.as_message(piece) for piece in (line[:1].upper() + line[1:]).split(", ")]
-        spans = ", ".join(f"<span>{escape(str(piece))}</span>" for piece in pieces)
-        lines += f"<small{data(*pieces)}>{spans}</small>"
+        whole = join_messages(pieces) if len(pieces) > 1 else pieces[0]
+        lines += f"<small{data(whole, *pieces)}>{escape(str(whole))}</small>"
     return lines
 
 

@@ -18,7 +18,7 @@ from html import escape
 from typing import Any
 
 from kohya_gui.form.recipes import OF_PURPOSES, REFERENCES, missing_references
-from kohya_gui.form.sections import GROUPS
+from kohya_gui.form.sections import GROUPS, POSITIONS
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import picker
 from library import families
@@ -109,7 +109,7 @@ class SettingsForm:
             about = (launch, typed, anyway, start[0] if start else "", str(contents.get("purpose") or ""))
             submission = Submission(str(contents["family"]), dict(contents["values"]), *about)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
-            raise ConfigError("This is not what the form sends: load the page again") from None
+            raise ConfigError("This is not what the form sends: load the page again.") from None
         if submission.family not in self.configs:
             raise ConfigError(
                 "{family} is no family: choose {configs}", family=repr(submission.family), configs=either(self.configs)
@@ -169,7 +169,9 @@ class SettingsForm:
         return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in values.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
-        placed = {f.option.name: (f.option.label, self._id(f)) for f in self.fields if family in f.families}
+        """The label and the element of each option of a family, in the order of the form."""
+        fields = sorted(self.fields, key=self._position)
+        placed = {f.option.name: (f.option.label, self._id(f)) for f in fields if family in f.families}
         return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH_FIELDS.items()}
 
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
@@ -220,6 +222,12 @@ class SettingsForm:
             cards[card] = self._field(field, f"span-{span}") + cards[card]
         model, images, training = (f'<div class="card basics">{card}</div>' for card in cards.values())
         return model + images + self.extra.get("images", "") + training
+
+    def _position(self, field: FormField) -> tuple[int, int]:
+        at = [*self.basics].index(name) if (name := field.option.name) in self.basics else -1
+        if field in self.parts or at == 0:
+            return 0, -at  # the model before its parts
+        return (1 if name in IMAGE_SOURCES else 2, at) if at > 0 else (3, POSITIONS[field.option.section])
 
     def _is_required(self, field: FormField) -> bool:
         return any(field.option.name in self.required[family] for family in field.families)

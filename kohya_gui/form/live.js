@@ -296,6 +296,7 @@ const CLICKS = [
   }],
   [".undo", (button) => takeStep(button.dataset.tab ?? tabOf(button), "done")],
   [".redo", (button) => takeStep(tabOf(button), "undone")],
+  [".unqueued > .away", (button) => button.parentElement?.remove()],
   [".message > .away", (button) => button.closest(".bar")?.classList.add("away")],
   [".message .anyway", anyway],
   [".message .captions", (button) => showImages(tabOf(button))],

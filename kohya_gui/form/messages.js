@@ -70,8 +70,11 @@ export const tellError = (tab, error) =>
       .split("\n")
       .map((line) => make("p", {}, ...withAllowButton(line))));
 
+const nameOf = (/** @type {string} */ sent) => String(JSON.parse(sent).values.output_name || "last");
+
 /**
- * Say which form did not get into the queue and why, where another one has taken its place since.
+ * Say which form did not get into the queue and why, where another one has taken its place since. It stays until it is
+ * closed, or that form is in the queue: the buttons pressed meanwhile are about other forms.
  * @param {string} tab
  * @param {string} sent
  * @param {string} message the answer to it, as HTML
@@ -80,9 +83,23 @@ export function tellUnqueued(tab, sent, message) {
   const bar = find(around(form.formOf(tab), ".training"), ".bar");
   const why = make("div", { innerHTML: message });
   for (const part of all(why, "button:not(.jump), .offer, style")) part.remove(); // they are for the form that was sent
-  const name = String(JSON.parse(sent).values.output_name || "last");
-  const words = make("p", {}, make("b", {}, say("{name} is not in the queue:", { name })));
-  tell(tab, "bad", ...all(bar, ".told .unqueued"), make("div", { className: "unqueued" }, words, why));
+  settleUnqueued(tab, sent);
+  const name = nameOf(sent), words = make("p", {}, make("b", {}, say("{name} is not in the queue:", { name })));
+  const away = make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
+  const kept = bar.querySelector(":scope > .kept") ?? make("div", { className: "kept" });
+  if (!kept.isConnected) bar.prepend(kept);
+  kept.append(
+    make("div", { className: "message bad unqueued", role: "alert", "data-name": name }, words, why, away));
+}
+
+/**
+ * Remove the note that a form is not in the queue, as it is now.
+ * @param {string} tab
+ * @param {string} sent
+ */
+export function settleUnqueued(tab, sent) {
+  const bar = find(around(form.formOf(tab), ".training"), ".bar");
+  for (const note of all(bar, ".unqueued")) if (note.dataset.name === nameOf(sent)) note.remove();
 }
 
 /**

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from kohya_gui.form import presets
 from kohya_gui.i18n.sentences import data
@@ -22,6 +23,7 @@ from library.config.problems import (
 )
 from library.importers.result import TO_FIX
 
+T = TypeVar("T")
 Places = Mapping[str, tuple[str, str]]  # option -> its label, its element's id
 Fix = Callable[[Problem], Mapping[str, bool | str]]  # a problem -> values of fields that fix it
 
@@ -79,10 +81,22 @@ def list_problems(problems: Sequence[Problem], places: Places, fix: Fix = lambda
     return _box("bad", title, f"<ul>{listed}</ul>{_field_marks_style(marks)}", shown, alert=True)
 
 
+def _in_form_order(entries: Iterable[T], places: Places, problem_of: Callable[[T], Problem]) -> list[T]:
+    """Problems in the order of their fields, so that they are fixed from top to bottom; last those without a field."""
+    positions = {name: at for at, name in enumerate(places)}
+
+    def position(entry: T) -> int:
+        problem = problem_of(entry)
+        is_placed = problem.place in ("", FLAG) and problem.option in positions
+        return -1 if problem.code == OTHER_TAB else positions[problem.option] if is_placed else len(positions)
+
+    return sorted(entries, key=position)
+
+
 def _problem_lines(problems: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
     """Problems as lines with their buttons, the elements to mark, and the texts shown."""
     listed, marks, shown = "", list[str](), list[Message]()
-    for problem in problems:
+    for problem in _in_form_order(problems, places, lambda problem: problem):
         line, element, text = _placed(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
@@ -100,7 +114,10 @@ def report_html(
     """All findings of a preflight check by topic, each with its mark and its fix, and the estimate of memory and time.
     `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
-    for finding in report["findings"]:
+    all_bad = [finding for finding in report["findings"] if finding["verdict"] == "bad"]
+    bad_findings = _in_form_order(all_bad, places, problem_from_json)
+    others = [finding for finding in report["findings"] if finding["verdict"] != "bad"]
+    for finding in (*bad_findings, *others):
         problem = problem_from_json(finding)
         line, element, text = _placed(problem, places)
         shown.append(text)
@@ -110,14 +127,13 @@ def report_html(
             f"<b>{html.escape(finding['topic'])}</b>"
             f"<span>{line}{values_button(fix(finding), finding['code'])}{_allow_button(problem)}</span></li>"
         )
-    bad_findings = [finding for finding in report["findings"] if finding["verdict"] == "bad"]
     failed = bool(report.get("failed"))
     title: MessageLike = "The check itself failed" if failed else "No problems found"
     if bad_findings:
         title = _problems_title(len(bad_findings))
-    # Right below the problems, which come first: at the end, it would be out of sight on most screens.
-    missing = any(problem_from_json(finding).option in model_files for finding in bad_findings)
-    offer, first = MODELS if missing else "", len(bad_findings) if missing else len(listed)
+    # Right below the problems that it solves: at the end, it would be out of sight on most screens.
+    missing = [at for at, finding in enumerate(bad_findings, 1) if problem_from_json(finding).option in model_files]
+    offer, first = (MODELS, missing[-1]) if missing else ("", len(listed))
     body = f"{_findings_list(listed[:first])}{offer}{_findings_list(listed[first:])}{_field_marks_style(marks)}"
     body += PROBE if not bad_findings and not failed else ""
     kind = "bad early" if report.get("early") else "bad" if bad_findings or failed else "good"

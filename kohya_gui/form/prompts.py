@@ -142,7 +142,7 @@ def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Pa
 def _rows(request: ApiRequest) -> list[dict[str, str]]:
     rows = request.fields.get("rows")
     if not isinstance(rows, list) or len(rows) > MAX_ROWS or not all(map(_is_row, rows)):
-        raise ConfigError("this is not what the page sends: load it again")
+        raise ConfigError("This is not what the page sends: load it again.")
     return rows
 
 

@@ -46,6 +46,8 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         ),
     ),
 )
+# The order of the sections.
+POSITIONS = {section: at for at, (section, *_) in enumerate(entry for _, group in GROUPS for entry in group)}
 
 
 def visibility(families: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def _with(sent: str, name: str, value: str) -> str:
         form["typed"] = [*form.get("typed", ()), name]
         return json.dumps(form)
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
-        raise ConfigError("This is not what the form sends: load the page again") from None
+        raise ConfigError("This is not what the form sends: load the page again.") from None
 
 
 def _same_option(tab: Any, forms: list[str], name: str) -> bool:

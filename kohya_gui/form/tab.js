@@ -4,7 +4,7 @@ import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
 import { address, ask, wait } from "../server/http.js";
-import { read, sentOf, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
+import { read, sentOf, settleUnqueued, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
 import { base, source } from "./storage.js";
 
@@ -159,6 +159,7 @@ async function press(training, act, more = {}) {
     said = answer.message ?? "";
     isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && loadNumber !== loads);
     if (!isOutdated) show(training, answer, path);
+    if (begun) settleUnqueued(tab, sent);
   };
   const asking = async () => {
     if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));

@@ -72,10 +72,23 @@ export function render(sentence, catalogue, near) {
     if (name === "value" && typeof values.option === "object") return wordOf(values.option.text, value, near, label);
     return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
   });
-  const name = option && (place === FLAG ? option : labelOf(option, near, label, place !== ""));
+  const name = option && nameOf(option, place, catalogue, near);
   if (localTemplate === null || catalogue.language === "en")
     return near.used.length > before ? inEnglishForm({ text, template, place }, name, filled) : text;
   return option ? `${place}${name}${/^[=（]/.test(filled) ? " " : "："}${filled}` : filled;
+}
+
+/**
+ * What a problem starts with: an option by its label, or the label of a field that is no option.
+ * @param {string} option
+ * @param {string} place
+ * @param {Catalogue} catalogue
+ * @param {Near} near
+ */
+function nameOf(option, place, catalogue, near) {
+  if (place === FLAG) return option;
+  const name = labelOf(option, near, (words) => translate(words, catalogue, near), place !== "");
+  return name === option && !place ? line(option, catalogue.words) ?? option : name;
 }
 
 /**

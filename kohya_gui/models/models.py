@@ -7,13 +7,13 @@ from pathlib import Path
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import ApiRequest, Handler
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler
 from kohya_gui.tools.commands import job_status
 from library import families
 from library.config.building import find_missing
 from library.config.hub_names import repository_of
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, option_name
+from library.config.problems import ConfigError, Message, Problem, option_name
 from library.downloads import finding, hub
 from library.families.facts import HubModel
 from library.files import free_space, names_apart
@@ -21,6 +21,7 @@ from library.jobs import job as jobs
 from library.runs import keys
 
 MODELS_FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen
+DOWNLOAD_FOLDER_LABEL = "Download into"  # of the field in models.js
 MAX_FILES = 12  # files in one download
 
 
@@ -165,19 +166,19 @@ class ModelsApi:
     def _folder(self, request: ApiRequest) -> Path:
         """The folder for models: the one sent, or the default. It need not exist yet."""
         text = request.text("folder").strip() or str(self.roots[0].joinpath(*MODELS_FOLDER))
-        path = paths.allowed_path(text, self.roots, "folder", is_new=True)
+        path = paths.allowed_path(text, self.roots, DOWNLOAD_FOLDER_LABEL, is_new=True)
         if path.exists() and not path.is_dir():
-            raise ConfigError("folder: {path} is not a folder", path=path)
+            raise ConfigError(Problem(DOWNLOAD_FOLDER_LABEL, ": {path} is not a folder", path=path))
         return path
 
     def _place(self, folder: Path, file: hub.RemoteFile) -> Path:
         # With links resolved, as the target has to be inside the roots as well.
-        return paths.allowed_path(str(hub.target_path(folder, file)), self.roots, "folder")
+        return paths.allowed_path(str(hub.target_path(folder, file)), self.roots, DOWNLOAD_FOLDER_LABEL)
 
     def _names(self, request: ApiRequest) -> list[str]:
         names = list(dict.fromkeys(request.texts("files")))
         if not 0 < len(names) <= MAX_FILES or any(name.count("/") < 2 or name.startswith("-") for name in names):
-            raise ConfigError("This is not what the page sends: load it again")
+            raise ConfigError(NOT_OF_THE_PAGE)
         return names
 
     def _found(self, folder: Path, named: str) -> list[finding.FoundModel]:

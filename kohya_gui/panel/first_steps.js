@@ -20,9 +20,19 @@ async function training() {
   return shown();
 }
 
-let looked = ""; // the images that the user has looked at
+/** @type {Set<string>} the images that the user has looked at, in whichever way they were opened */
+const looked = new Set();
+/** @type {HTMLElement | null} the form whose steps are shown */
+let current = null;
 /** @type {WeakMap<HTMLElement, string>} the trainable base model of each form, as judged by the server */
 const chosen = new WeakMap();
+
+/**
+ * Names of files and folders as one text, which is "" if there are none.
+ * @param {string[]} paths
+ */
+const together = (paths) =>
+  paths.map((path) => path.trim().replace(/(?<=.)[\\/]+$/, "")).filter(Boolean).sort().join("\n");
 
 /**
  * The values of some options in a form, as one text.
@@ -30,10 +40,10 @@ const chosen = new WeakMap();
  * @param {string[]} names
  */
 const held = (where, names) =>
-  all(where, names.map((name) => `[data-option=${name}]`).join())
-    .filter(isField)
-    .map((field) => field.value.trim())
-    .join("");
+  together(
+    all(where, names.map((name) => `[data-option=${name}]`).join())
+      .filter(isField)
+      .map((field) => field.value));
 
 /** @param {HTMLElement} where */
 const imagesOf = (where) => held(where, IMAGES);
@@ -43,9 +53,10 @@ const imagesOf = (where) => held(where, IMAGES);
  * @param {HTMLElement} where a form
  */
 function progress(where) {
+  current = where;
   const model = held(where, [MODEL]), isModel = model && chosen.get(where) === model;
   const images = find(where, ".datasets .sum").textContent && imagesOf(where); // none before they are counted
-  const done = { model: isModel, images, look: images === looked && images, train: "" };
+  const done = { model: isModel, images, look: looked.has(imagesOf(where)) && images, train: "" };
   const side = find(document, "#side"), steps = Object.entries(done);
   side.dataset.done = steps.filter(([, is]) => is).map(([name]) => name).join(" ");
   side.dataset.next = steps.find(([, is]) => !is)?.[0] ?? "";
@@ -59,7 +70,7 @@ const STEPS = {
     find(where, ".choose-images input").focus({ preventScroll: true });
   },
   look: (where) => {
-    looked = imagesOf(where);
+    looked.add(imagesOf(where));
     progress(find(where, "form.settings"));
     return showImages(find(where, "form.settings").id.replace(/-form$/, ""));
   },
@@ -112,8 +123,12 @@ onSettled((where) =>
 onOpened(progress);
 document.addEventListener("kohya:judged", (event) => {
   const { where, chosen: model } = /** @type {CustomEvent<{ where: HTMLElement, chosen: string }>} */ (event).detail;
-  chosen.set(where, model.trim());
+  chosen.set(where, together([model]));
   if (where.checkVisibility()) progress(where);
+});
+document.addEventListener("kohya:looked", (event) => {
+  for (const paths of /** @type {CustomEvent<string[][]>} */ (event).detail) looked.add(together(paths));
+  if (current?.isConnected) progress(current);
 });
 document.addEventListener("kohya:counted", (event) => {
   const where = around(/** @type {CustomEvent<Element>} */ (event).detail, "form.settings");

@@ -38,6 +38,7 @@ GUIDE = "controlnet_image"
 IMAGE_LABELS = {"control_image_path": "Reference image", "control_image_mask_path": "Mask", GUIDE: "Control image"}
 GUIDANCE = "guidance_scale"
 MAX_LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
+GENERATED_FOLDER_LABEL = "Folder for images"  # of the field in sampling.html
 GENERATED_FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
 TAB, RUN, JOB = "tab:", "run:", "job:"  # prefixes of the names of choices
 
@@ -133,7 +134,7 @@ class SamplingTab:
         lines = _prompt_file_lines(request)
         columns = plan.plan_columns(compare, loras, strengths)
         plan.check_image_count(len(columns), [prompts.parse_line(line) for line in lines])
-        folder = paths.allowed_path(request.text("folder"), self.roots, "folder", is_new=True)
+        folder = paths.allowed_path(request.text("folder"), self.roots, GENERATED_FOLDER_LABEL, is_new=True)
         place = jobs.new(SAMPLE_KIND)
         write_atomic(place / f"{config.script}.toml", to_toml(config))
         write_atomic(place / "prompts.txt", "\n".join(lines) + "\n")
@@ -231,7 +232,7 @@ class SamplingTab:
             .replace("[browse-reference]", picker.browse_button("control_image_path", "Reference image", "file"))
             .replace("[browse-mask]", picker.browse_button("control_image_mask_path", "Mask", "file"))
             .replace("[browse-guide]", picker.browse_button(GUIDE, "Control image", "file"))
-            .replace("[browse]", picker.browse_button("folder", "Folder for images", "folder"))
+            .replace("[browse]", picker.browse_button("folder", GENERATED_FOLDER_LABEL, "folder"))
             .replace("[folder]", escape(str(self.roots[0].joinpath(*GENERATED_FOLDER))))
         )
 
@@ -324,7 +325,7 @@ def _prompt_file_lines(request: ApiRequest) -> list[str]:
     fields = request.values("fields")
     field_names = {"negative_prompt", *IMAGE_LABELS, *(name for name, *_ in NUMBERS)}
     if fields.keys() - field_names or not all(isinstance(value, str) for value in fields.values()):
-        raise ConfigError("This is not what the page sends: load it again")
+        raise ConfigError("This is not what the page sends: load it again.")
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
     rows = [{"prompt": line.strip(), **fields} for line in request.text("prompts").splitlines() if line.strip()]
     return prompt_rows.rows_as_text(rows).splitlines() if rows else []
@@ -338,4 +339,4 @@ def _parse_strength(text: str) -> float:
     try:
         return float(text.strip() or 1)
     except ValueError:
-        raise ConfigError("Strengths are numbers, such as 0.8") from None
+        raise ConfigError("Strengths are numbers, such as 0.8.") from None

@@ -1,4 +1,5 @@
 // Find and make elements. Contents of files are always set as text, never as HTML.
+import { say } from "../i18n/sentences.js";
 import { folderToAllow } from "./http.js";
 
 /** @typedef {Node | string | null | undefined | false} Child */
@@ -164,10 +165,15 @@ export function withAllowButton(line) {
 }
 
 /**
- * The pieces of a text between commas, as they are translated separately.
+ * A text whose pieces between commas are translated one by one.
  * @param {string} text
  */
-export const pieces = (text) => text.split(/([,;] )/).map((piece) => make("span", {}, piece));
+export function pieces(text) {
+  const parts = text.split(/([,;] )/);
+  if (parts.length === 1) return [make("span", {}, text)];
+  const template = parts.map((part, at) => (at % 2 ? part : `{part${at}}`)).join("");
+  return [make("span", {}, say(template, Object.fromEntries(parts.map((part, at) => [`part${at}`, part]))))];
+}
 
 /**
  * Save a file to the downloads.

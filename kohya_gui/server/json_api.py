@@ -21,7 +21,7 @@ from library.config.stored_messages import how_made
 API_ADDRESS = "/own/"
 MAX_REQUEST_BYTES = 4_500_000  # bytes of a request, or of a piece of a file
 PIECE_TYPE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
-NOT_OF_THE_PAGE = "this is not what the page sends: load it again"
+NOT_OF_THE_PAGE = "This is not what the page sends: load it again."
 
 
 class ApiRequest:

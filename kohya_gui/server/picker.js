@@ -207,12 +207,20 @@ export function pick(input, kind = "file", endings = "") {
   picker.open(input.value.trim());
 }
 
+/**
+ * The field that a button fills.
+ * @param {Element} button
+ */
+export function inputOf(button) {
+  const beside = button.getAttribute("data-beside");
+  return beside
+    ? around(button, ".row").querySelector(beside)
+    : button.parentElement?.querySelector("input:not([type]), input[type=text], textarea");
+}
+
 document.addEventListener("click", (event) => {
   const button = hit(event, "button.pick");
   if (!button) return;
-  const { beside, pick: kind, endings } = button.dataset;
-  const input = beside
-    ? around(button, ".row").querySelector(beside)
-    : button.parentElement?.querySelector("input:not([type]), input[type=text], textarea");
+  const { pick: kind, endings } = button.dataset, input = inputOf(button);
   if (isField(input)) pick(input, /** @type {Kind} */ (kind), endings);
 });

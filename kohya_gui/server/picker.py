@@ -10,10 +10,11 @@ from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, Problem
 from library.config.values import RESERVED
 from library.files import names_apart
 
+LISTED_FOLDER_LABEL = "Folder"  # of the field in picker.js
 MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
 DIGITS = re.compile(r"(\d+)")
 
@@ -92,10 +93,10 @@ class Picker:
         """The folder to list: the first root for an empty path, else the path or its nearest existing parent."""
         if not text.strip():
             return next((root for root in self.roots if root.is_dir()), self.roots[0])
-        path = paths.allowed_path(text, self.roots, "folder")
+        path = paths.allowed_path(text, self.roots, LISTED_FOLDER_LABEL)
         while not path.is_dir():
             if path in self.roots or path == path.parent:
-                raise ConfigError("folder: {path} does not exist", path=path)
+                raise ConfigError(Problem(LISTED_FOLDER_LABEL, ": {path} does not exist", path=path))
             path = path.parent
         return path
 

@@ -21,6 +21,7 @@ from library.config.problems import ConfigError
 from library.curation import incoming_files
 from library.files import clear_errors, need_space, remove
 
+UPLOAD_FOLDER_LABEL = "Folder"  # of images, reference images or masks
 MAX_FILES, MAX_UNFINISHED = 2000, 20_000  # files in a request, and unfinished uploads
 PART = re.compile(r"\.[0-9a-f]{24}\.part")
 KEEP_SECONDS = 7 * 86400.0  # seconds that unfinished files are kept
@@ -57,7 +58,7 @@ class ImageUploads:
         """Suggest a folder for new images that does not exist yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
         safe_name = incoming_files.safe_name(f"{request.text('name') or 'images'}.png").removesuffix(".png")
-        above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, "folder")
+        above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, UPLOAD_FOLDER_LABEL)
         return {
             "folder": next(
                 str(above / stem) for stem in incoming_files.numbered_stems(safe_name) if not (above / stem).exists()
@@ -70,7 +71,7 @@ class ImageUploads:
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser computes
         on request ("check"), and by which the server recognises a file that it has, wholly or in part.
         """
-        folder = paths.allowed_path(request.text("folder"), self.roots, "folder", is_new=True)
+        folder = paths.allowed_path(request.text("folder"), self.roots, UPLOAD_FOLDER_LABEL, is_new=True)
         files = request.fields.get("files")
         if not isinstance(files, list) or len(files) > MAX_FILES or not all(map(_is_file, files)):
             raise ConfigError(NOT_OF_THE_PAGE)
@@ -155,7 +156,9 @@ class ImageUploads:
             if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
             incoming_files.check_content(upload.part, upload.name)
-            paths.allowed_path(str(upload.part.parent), self.roots, "folder")  # the folder may have been replaced since
+            paths.allowed_path(
+                str(upload.part.parent), self.roots, UPLOAD_FOLDER_LABEL
+            )  # the folder may have been replaced since
             return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)

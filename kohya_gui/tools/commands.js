@@ -43,22 +43,11 @@ const values = (form) =>
   Object.fromEntries(all(form, "[data-field]").map((field) => [field.dataset.field, valueToSend(field)]));
 
 /**
- * Show the ends of the paths that are not being edited: files of one run differ in their last characters.
- * @param {HTMLElement} list
- */
-function showEnds(list) {
-  for (const path of all(list, ".file > input:first-of-type", HTMLInputElement)) {
-    path.title = path.value;
-    if (path !== document.activeElement) path.scrollLeft = path.scrollWidth;
-  }
-}
-
-/**
  * Keep an empty row at the end of a list of files.
  * @param {HTMLElement} list
  */
 export function grow(list) {
-  showEnds(list);
+  for (const path of all(list, ".file > input:first-of-type", HTMLInputElement)) path.title = path.value;
   const rows = all(list, ".file");
   if (!rows.at(-1)?.querySelector("input")?.value.trim()) return;
   const row = /** @type {HTMLElement} */ (rows[0].cloneNode(true));
@@ -244,8 +233,3 @@ export function mount(element, more = () => ({}), ended = () => {}) {
   });
   look();
 }
-
-document.addEventListener("focusout", (event) => {
-  const list = hit(event, ".files");
-  if (list) setTimeout(() => showEnds(list)); // a field shows its beginning when it loses the focus
-});

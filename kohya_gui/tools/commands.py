@@ -164,6 +164,7 @@ def _command_field_html(start: str, field: CommandField) -> str:
     element, label = f"{start}-{field.name}", escape(field.label)
     word = field.help.split(" ", 1)[0].rstrip(",:;")
     help_text = field.help[:1].upper() + field.help[1:] if word.replace("'", "").isalpha() else field.help
+    help_text = help_text.removesuffix(".") + "."
     about = f'<small id="{element}-help">{escape(help_text)}</small>'
     facts = f'id="{element}" data-field="{field.name}" data-kind="{field.kind}" aria-describedby="{element}-help"'
     required = " required" * field.required

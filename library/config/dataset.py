@@ -298,9 +298,10 @@ def _read_table(table: Any, options: Mapping[str, Option], source: str, problems
     keys_by_table = {"[[datasets.subsets]]": SUBSET_KEYS, "[[datasets]] or [general]": DATASET_KEYS}
     accepted = {}
     for key, value in table.items():
-        elsewhere = [where for where, keys in keys_by_table.items() if key in keys and key not in options]
-        if elsewhere:
+        if elsewhere := [where for where, keys in keys_by_table.items() if key in keys and key not in options]:
             problems.append(_wrong(source, key, "belongs in {table}", table=elsewhere[0]))
+        elif key == "caption_extension" and value == "":  # sd-scripts reads files without an ending then
+            problems.append(_wrong(source, key, "is empty; write the ending of the caption files, such as .txt"))
         elif value is not None:  # null of JSON, which says nothing
             accepted[key] = value
     return read_section(options, Layer(accepted, source), problems)

@@ -152,7 +152,7 @@ def _read_parts(value: Any, read: Callable[[Any], Any], delimiter: str = ",") ->
 def parse_extension(value: Any) -> str:
     """Parse a file name's extension, with its dot."""
     text = to_str(value).strip()
-    if set(text) & set("/\\\0"):
+    if not text.strip(".") or set(text) & set("/\\\0"):
         raise ConfigError("must be a file extension such as .txt, got {value}", value=quoted(text))
     return text if text.startswith(".") else "." + text
 

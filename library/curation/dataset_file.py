@@ -291,7 +291,7 @@ def _sync_tables(
     kept_positions = [table.at for table in new_tables if table.at is not None]
     # A position twice, out of order or beyond the end cannot come from the form.
     if kept_positions != sorted(set(kept_positions)) or kept_positions[-1:] > [len(tables) - 1]:
-        raise ConfigError("this is not what the page sends: load it again")
+        raise ConfigError("This is not what the page sends: load it again.")
     for at in reversed(range(len(tables))):
         if at not in kept_positions:
             del tables[at]

@@ -10,7 +10,7 @@ from library.config.dataset import SubsetConfig
 from library.config.problems import Problem, counted
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import MASK_LABEL, Listing, about_images, real_place, some
+from library.data.folders import MASK_LABEL, Listing, about_images, real_place, some, some_files
 from library.data.images import ControlImage, Image
 from library.data.pixels import header_size
 
@@ -116,7 +116,7 @@ def without_images(survey: "Survey") -> Iterator[Problem]:
 
 def _count_and_examples(images: list[str]) -> dict[str, Any]:
     paths = [*dict.fromkeys(images)]  # an image may be trained at several sizes
-    return {"count": counted(len(paths), "image"), "images": some(paths), "topic": "images"}
+    return {"count": counted(len(paths), "image"), "images": some_files(paths), "topic": "images"}
 
 
 def controls_of(

@@ -27,7 +27,7 @@ from library.data.encoding_job import (
     refuse_other_references,
     share,
 )
-from library.data.folders import some
+from library.data.folders import some_files
 from library.data.not_finite import NotFiniteError
 from library.data.threads import ahead, num_workers, spread
 from library.families.base import Family, LatentCache, ModelComponents
@@ -229,7 +229,9 @@ def _encoded(pictures: _Pictures, job: EncodingJob) -> list[tuple[LatentEntry, A
         ]
         if not_finite:
             raise NotFiniteError(
-                "encoding {some} gave NaN: {advice}", some=some(not_finite), advice=_nan_advice(job.components.vae)
+                "encoding {some} gave NaN: {advice}",
+                some=some_files(not_finite),
+                advice=_nan_advice(job.components.vae),
             )
         for arrays, latent in zip(arrays_by_image, latents.numpy(), strict=True):
             arrays[name] = latent

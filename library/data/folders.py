@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,6 +198,24 @@ def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
     shown = ", ".join(str(name) for name in names[:max_names])
     more = len(names) - max_names
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
+
+
+def some_files(paths: Sequence[str], details: Mapping[str, str] = {}, max_names: int = 5) -> MessageLike:
+    """Return the first files for a message, with the folder that holds all of them named once: a.png, b.png in /cats.
+    `details` are put behind the names of some.
+    """
+    folder = _shared_folder(paths) if len(paths) > 1 else ""
+    names = [(os.path.relpath(path, folder) if folder else path) + details.get(path, "") for path in paths[:max_names]]
+    shown = some([*names, *paths[max_names:]], max_names)
+    return Message("{names} in {folder}", names=shown, folder=folder) if folder else shown
+
+
+def _shared_folder(paths: Iterable[str]) -> str:
+    try:
+        folder = os.path.commonpath({os.path.dirname(path) for path in paths})
+    except ValueError:  # on several disks, or whole and relative paths
+        return ""
+    return "" if folder == os.path.dirname(folder) else folder
 
 
 def about_images(template: str, **facts: Any) -> Problem:

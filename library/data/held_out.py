@@ -15,7 +15,7 @@ from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.outside_files import load_json
 from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.config.run_config import RunConfig
-from library.data.folders import about_images, some
+from library.data.folders import about_images, some_files
 from library.data.threads import spread
 from library.files import STATE_FACTS
 
@@ -242,7 +242,7 @@ def split_warnings(split: Split, resumed: Earlier | None) -> Iterator[Problem]:
         yield about_images(
             "{count} not trained on, since the same file or a copy of it is held out for validation: {names}",
             count=counted(len(paths), "image"),
-            names=some(paths),
+            names=some_files(paths),
         )
     held = {image.path for images in split.held_out for image in images}
     if in_both := sorted(held & {image.path for images in split.learned for image in images}):
@@ -251,7 +251,7 @@ def split_warnings(split: Split, resumed: Earlier | None) -> Iterator[Problem]:
             ": the training of this state began with {count} that are trained on and validated, and goes on with them, "
             "as the losses would not be comparable otherwise; a new training holds them out: {names}",
             count=counted(len(in_both), "image"),
-            names=some(in_both),
+            names=some_files(in_both),
             topic="images",
         )
     if held and resumed is not None and resumed.marks is not None:

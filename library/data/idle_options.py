@@ -10,7 +10,7 @@ from library.config.run_config import RunConfig
 from library.config.sections.captions import USUAL_VARIANTS
 from library.data import augment
 from library.data.captions import TRIGGER, with_affixes
-from library.data.folders import about_images, some
+from library.data.folders import about_images, some, some_files
 from library.data.images import ImageSet
 from library.data.pixels import has_transparency
 from library.data.survey import Survey
@@ -122,7 +122,7 @@ def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
             "is not set, but the captions of {count} contain [trigger], which is learned literally; set it to the "
             "word that replaces [trigger]: {paths}",
             count=counted(len(unfilled), "image"),
-            paths=some(unfilled),
+            paths=some_files(unfilled),
         )
     sizes = [dataset.batch_size for dataset in survey.images.datasets]
     if num_small := sum(len(members) < sizes[key[0]] for key, members in survey.images.buckets().items()):

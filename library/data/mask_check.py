@@ -11,7 +11,7 @@ import numpy as np
 from library.config.problems import ConfigError, Message, Problem, Report, counted
 from library.config.run_config import RunConfig
 from library.data import pixels
-from library.data.folders import about_images, same_place, some
+from library.data.folders import about_images, same_place, some_files
 from library.data.images import Image
 from library.data.survey import Survey
 from library.data.threads import spread
@@ -155,7 +155,7 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
         if coloured and not stops:
             notes.append(
                 about_images(
-                    "masks in color, of which only red counts: {paths}; save them in grey", paths=some(coloured)
+                    "masks in color, of which only red counts: {paths}; save them in grey", paths=some_files(coloured)
                 )
             )
         all_white = bool(of_files) and all(content.share == 1 for _, content in of_files)
@@ -190,7 +190,7 @@ def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
         everywhere = len(same) == len(pairs) and all(
             same_place(image_path, control_path) for image_path, control_path in pairs
         )
-        yield everywhere, Problem(kind, text, paths=some(same), topic="images")
+        yield everywhere, Problem(kind, text, paths=some_files(same), topic="images")
 
 
 def _mask_of(config: RunConfig, image: Image) -> Mask | None:
@@ -234,9 +234,9 @@ def _sort(mistake: Mistake, masks: Sequence[tuple[Mask, Content]], stops: list[P
     """Add a mistake, if it was made, to the errors or the warnings."""
     wrong = [mask.path for mask, content in masks if mistake.applies(content)]
     if wrong and (len(wrong) == len(masks) or not mistake.instead):
-        stops.append(about_images(mistake.template, paths=some(wrong)))
+        stops.append(about_images(mistake.template, paths=some_files(wrong)))
     elif wrong:
-        notes.append(about_images(mistake.instead, paths=some(wrong)))
+        notes.append(about_images(mistake.instead, paths=some_files(wrong)))
 
 
 def _themselves(masks: Sequence[tuple[Mask, Content]], survey: Survey) -> Iterator[Problem]:
@@ -245,7 +245,7 @@ def _themselves(masks: Sequence[tuple[Mask, Content]], survey: Survey) -> Iterat
         yield Problem(
             "conditioning_data_dir",
             ": masks that are the images themselves: {paths}; name the folder of the masks",
-            paths=some(same),
+            paths=some_files(same),
             topic="images",
         )
 

@@ -14,7 +14,7 @@ from library.config.sections import EmbeddingRun
 from library.data import finding, mask_check
 from library.data.caption_files import BARE_FOLDER
 from library.data.controls import stored_image_size
-from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some
+from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some, some_files
 from library.data.idle_options import overridden, without_effect
 from library.data.images import Image, ImageSet, bucket_rules
 from library.data.orientation import orientation
@@ -115,17 +115,17 @@ def _damaged(
         yield about_images(
             "{count} gone, only latents are left; set cache_latents_to_disk: {gone}",
             count=counted(len(gone), "image"),
-            gone=some(gone),
+            gone=some_files(gone),
             fix={"cache_latents_to_disk": True},
         )
     reads_whole = not quick or len(doubtful) <= MAX_WHOLE_IMAGES
     reasons = spread(partial(check_file, whole=reads_whole), doubtful, report, Message("checking images"))
-    undecodable = [f"{path} ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason]
+    undecodable = {path: f" ({reason})" for path, reason in zip(doubtful, reasons, strict=True) if reason}
     if undecodable:
         yield about_images(
             "{count} cannot be decoded; replace or remove: {bad}",
             count=counted(len(undecodable), "image"),
-            bad=some(undecodable, MAX_MESSAGES_PER_KIND),
+            bad=some_files([*undecodable], undecodable, MAX_MESSAGES_PER_KIND),
         )
 
 
@@ -153,7 +153,7 @@ def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
             "{count} with a name too long for a cache file beside it; shorten to {most} bytes: {long}",
             count=counted(len(long), "image"),
             most=LONGEST_NAME - CACHE_ENDING,
-            long=some(long),
+            long=some_files(long),
         )
 
 
@@ -164,7 +164,7 @@ def _not_utf_8(images: list[Image]) -> Iterator[Problem]:
             "{count} whose names are not UTF-8: they are trained, but other programs may not find them; rename them: "
             "{names}",
             count=counted(len(odd), "file"),
-            names=some(odd),
+            names=some_files(odd),
         )
 
 
@@ -229,7 +229,7 @@ def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
         return
     counts = {name: survey.unread[name] for name in sorted(survey.unread)}
     caption_files, lines = {image.caption_file for image in survey.images.items}, sum(counts.values())
-    examples = some([f"{name}: {count:,}" for name, count in counts.items()])
+    examples = some_files([*counts], {name: f": {count:,}" for name, count in counts.items()})
     advice = Message("write each caption in one line")
     if not config.cache.text:
         advice = Message("set enable_wildcard to use one of the lines at random, or write each caption in one line")
@@ -254,14 +254,14 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
         yield about_images(
             "{count} upscaled more than 1.5 times, which blurs: {small}",
             count=counted(len(small), "image"),
-            small=some(small),
+            small=some_files(small),
         )
     huge = sorted({i.path for i in images if i.size[0] * i.size[1] > (Pillow.MAX_IMAGE_PIXELS or 2**30)})
     if huge:
         yield about_images(
             "{count} very large and slow to read; scale them down: {huge}",
             count=counted(len(huge), "image"),
-            huge=some(huge),
+            huge=some_files(huge),
         )
 
 
@@ -275,7 +275,7 @@ def _turned(images: list[Image]) -> Iterator[Problem]:
             "{count} turned or mirrored by an EXIF orientation, which is ignored; set exif_rotation to train them as "
             "they are seen: {turned}",
             count=counted(len(turned), "image"),
-            turned=some(turned),
+            turned=some_files(turned),
             fix={"exif_rotation": True},
         )
 
@@ -301,7 +301,7 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
 def _much_cut(lost_by_path: dict[str, float], template: str) -> Iterator[Problem]:
     lost = {path: share for path, share in lost_by_path.items() if share > MUCH_CUT}
     worst = sorted(lost, key=lambda path: (-lost[path], path))
-    names = some([f"{path} ({round(100 * lost[path])}%)" for path in worst])
+    names = some_files(worst, {path: f" ({round(100 * share)}%)" for path, share in lost.items()})
     if lost:
         yield about_images(template, count=counted(len(lost), "image"), much=round(100 * MUCH_CUT), names=names)
 
@@ -337,4 +337,4 @@ def _hidden_colours(paths: Collection[str], template: str) -> Iterator[Problem]:
     if len(looked_at) < len(clear):
         count = Message("{count} of {looked_at} that were looked at", count=count, looked_at=len(looked_at))
     if hidden:
-        yield about_images(template, count=count, names=some(hidden), fix={"transparent_background": "white"})
+        yield about_images(template, count=count, names=some_files(hidden), fix={"transparent_background": "white"})

@@ -14,7 +14,7 @@ from library.data import captions, folder_problems, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of
-from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped, some
+from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped, some, some_files
 from library.data.images import Image
 from library.data.pixels import header_size
 from library.data.survey import FoundImage, Survey
@@ -156,12 +156,14 @@ def read_sizes(
             about_images(
                 "{count} cannot be read as images: {broken}",
                 count=counted(len(broken), "file"),
-                broken=some(broken, MAX_MESSAGES_PER_KIND),
+                broken=some_files(broken, max_names=MAX_MESSAGES_PER_KIND),
             )
         )
     if empty := [candidate.caption_file for candidate, _, words in good if candidate.caption_file and not words]:
         survey.warnings.append(
-            about_images("{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some(empty))
+            about_images(
+                "{count} without words: {empty}", count=counted(len(empty), "caption file"), empty=some_files(empty)
+            )
         )
     if remembers and survey.keep and good and not broken:
         entries = {

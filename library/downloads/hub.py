@@ -103,10 +103,10 @@ def request_failure(name: str, error: Exception) -> Message:
     if isinstance(error, errors.GatedRepoError):
         return licence(name)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return Message("There is no Hugging Face repository {name}, or it is private: check the spelling", name=name)
+        return Message("There is no Hugging Face repository {name}, or it is private: check the spelling.", name=name)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Message(
-        "The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again",
+        "The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again.",
         name=name,
         reason=reason,
     )
@@ -216,7 +216,7 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             if isinstance(e, OSError) and e.errno is not None:  # of the disk
                 raise
             reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-            template = "The download of {name} was interrupted ({reason}): start it again, it goes on where it stopped"
+            template = "The download of {name} was interrupted ({reason}): start it again, it goes on where it stopped."
             raise ConfigError(template, name=file.name, reason=reason) from e
 
 
@@ -273,7 +273,7 @@ def _refuse_other_host(request: Any) -> None:
         return
     if scheme != "https" or not any(host == domain or host.endswith(f".{domain}") for domain in HOSTS):
         raise ConfigError(
-            "The hub has redirected to {host}, which is no address of Hugging Face: it was not followed", host=host
+            "The hub has redirected to {host}, which is no address of Hugging Face: it was not followed.", host=host
         )
 
 

@@ -8,7 +8,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, Message, join_messages
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.values import did_you_mean
@@ -49,8 +49,8 @@ def owner(name: str) -> str:
     return next(family.name for family in all_families() if name in (family.name, *family.demo_variants))
 
 
-def titles() -> str:
-    return ", ".join(family.title for family in all_families())
+def titles() -> Message:
+    return join_messages([family.title for family in all_families()])
 
 
 def config_class(script: str) -> type[RunConfig]:

@@ -66,15 +66,15 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
 
 def _column_problems(compare: str, loras: Weighted, strengths: Sequence[float]) -> Iterator[Problem]:
     if len({path for path, _ in loras}) < len(loras):
-        yield Problem("", "A LoRA file is named twice: name each once")
+        yield Problem("", "A LoRA file is named twice: name each once.")
     for value in dict.fromkeys((*strengths, *(strength for _, strength in loras))):
         if not math.isfinite(value) or abs(value) > MAX_STRENGTH:
             template = "Strengths are numbers from -{most} to {most}, not {value}"
             yield Problem("", template, most=MAX_STRENGTH, value=f"{value:g}")
     if compare != "together" and not loras:
-        yield Problem("", "There is nothing to compare without a LoRA: choose a file")
+        yield Problem("", "There is nothing to compare without a LoRA: choose a file.")
     if compare == "strengths" and not strengths:
-        yield Problem("", "There are no strengths to compare: name some, such as 0, 0.5, 1")
+        yield Problem("", "There are no strengths to compare: name some, such as 0, 0.5, 1.")
 
 
 def sampling_values(kind: type[RunConfig], values: JsonMapping) -> JsonObject:
@@ -116,7 +116,7 @@ def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
 def check_image_count(number_of_columns: int, prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError without prompts, or with too many images."""
     if not prompts:
-        raise ConfigError("There is nothing to generate: write a prompt")
+        raise ConfigError("There is nothing to generate: write a prompt.")
     if number_of_columns * len(prompts) > MAX_IMAGES:
         raise ConfigError(
             "{count} images are too many at once, at most {most}: compare fewer",

@@ -200,6 +200,12 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
             "resolution must not be above max_bucket_reso (256): raise max_bucket_reso",
         ),
         (SUBSET + "prior_loss_weight = 0.5\n", {}, "prior_loss_weight is not a known key"),
+        (
+            SUBSET + "caption_extension = ''\n",
+            {},
+            "caption_extension is empty; write the ending of the caption files, such as .txt",
+        ),
+        (SUBSET + "caption_extension = '.'\n", {}, "caption_extension must be a file extension such as .txt, got '.'"),
         (SUBSET.replace("subsets", "subset"), {}, "dataset 1: subset is not a known key (did you mean subsets?)"),
         (
             SUBSET.replace("image_dir", "num_repeats").replace("'a'", "2"),

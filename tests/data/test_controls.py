@@ -192,7 +192,10 @@ def test_references_of_odd_shapes_are_used_or_named(pairs, size):
     path = str(pairs / "second" / "00.webp")
     for more, is_cut in (("", True), ("no_resize_control = true", False), ("control_resolution = 64", False)):
         check = data.check_data(toml(pairs, more), 16)
-        assert any("shown to the model cropped" in str(note) and path in str(note) for note in check.warnings) == is_cut
+        assert (
+            any("shown to the model cropped" in str(note) and "00.webp" in str(note) for note in check.warnings)
+            == is_cut
+        )
         is_thin = more.startswith("no_resize") and min(size) < 16
         said = f"{path} is {size[0]}x{size[1]}: scaled as the data set says"
         assert [said in str(problem) for problem in check.problems] == [True] * is_thin
@@ -219,7 +222,7 @@ def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
     assert (bare := sentences(toml(pairs, controls=False))).count(
         "there is no mask of what is to be painted for 30 images: "
     ) == 1
-    assert "02.png" in bare and "and 25 more; name conditioning_data_dir" in bare
+    assert "02.png" in bare and f"and 25 more in {pairs / 'images'}; name conditioning_data_dir" in bare
     crops = "cannot be used with control_directory: switch one of them off"
     use(least=1, most=2)
     assert crops in sentences(toml(pairs, "color_aug = true"))

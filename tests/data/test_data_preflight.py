@@ -9,6 +9,7 @@ from PIL import Image
 
 from library import data
 from library.config.building import working_fix
+from library.data import folders
 from tests.data import make
 
 
@@ -465,3 +466,13 @@ def test_the_key_that_leaves_no_image_to_train_on_is_named(tmp_path, keys, words
     file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{folder.as_posix()}'\n{keys}\n")
     (problem,) = data.check_data(make.config(None, dataset_config=str(file)), 32).problems
     assert str(problem).startswith(words)
+
+
+def test_files_are_named_below_the_folder_that_they_share(tmp_path):
+    for place in ("10_cat", "5_dog"):
+        make.folder(tmp_path, place, ((64, 64), (200, 64)))
+    (said,) = [str(note) for note in data.check_data(make.config(tmp_path), 32).warnings if "cropped" in str(note)]
+    cat, dog = (os.path.join(place, "01.png") for place in ("10_cat", "5_dog"))
+    assert f": {cat} (68%), {dog} (68%) in {tmp_path}; crop or pad" in said
+    assert str(folders.some_files(["/a/1.png"])) == "/a/1.png"  # alone, it is a path to copy
+    assert str(folders.some_files(["/a/1.png", "/b/1.png"])) == "/a/1.png, /b/1.png"  # they share nothing

@@ -354,3 +354,31 @@ def test_the_buttons_of_a_training_fit_onto_small_phones(visit, language):
     for width in (390, 360):
         page.set_viewport_size({"width": width, "height": 740})
         assert page.evaluate(CUT) == [], width
+
+
+def test_on_a_phone_paths_show_their_ends_until_they_are_edited(visit):
+    visitor = visit()
+    page = visitor.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    at_end = "(e) => e.scrollWidth > e.clientWidth && e.scrollWidth - e.clientWidth - e.scrollLeft < 2"
+    path = f"/models/{'of somebody/' * 5}base.safetensors"
+
+    def shows_end(name):
+        page.wait_for_function(at_end, arg=page.locator(f"#lora-{name}").element_handle())
+
+    visitor.fill(pretrained_model_name_or_path=path)
+    page.locator("#lora-pretrained_model_name_or_path").blur()
+    shows_end("pretrained_model_name_or_path")
+    visitor.put(
+        pretrained_model_name_or_path=path, output_dir=path, logging_dir=path
+    )  # by a script, as a loaded config
+    shows_end("output_dir")
+    page.locator("#lora-output_dir").focus()
+    page.keyboard.press("Home")
+    assert page.locator("#lora-output_dir").evaluate("e => e.scrollLeft") == 0
+    page.locator("#lora-output_dir").blur()
+    shows_end("output_dir")
+    page.evaluate(
+        "document.querySelector('#lora-logging_dir').closest('.section').querySelector('.fold button').click()"
+    )
+    shows_end("logging_dir")  # a field that was not visible when it was filled in

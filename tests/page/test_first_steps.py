@@ -176,3 +176,7 @@ def test_a_step_is_done_when_there_is_a_model_and_are_images(visit, tmp_path, se
     page.locator(done("model")).wait_for()
     visitor.fill(train_data_dir=f"{images}/")
     page.locator(done("model images")).wait_for()
+    page.locator("#rooms").get_by_role("tab", name="Data", exact=True).click()
+    page.locator("#images-folder").fill(str(images))
+    visitor.click("Open folder")
+    page.locator(done("model images look")).wait_for()  # looked at without the step's own button

@@ -310,3 +310,16 @@ def test_what_a_report_says_is_text_and_its_remedies_are_values_of_fields():
     assert "probe" not in shown and "probe" in messages.report_html(
         {**report, "findings": []}, {}, lambda finding: finding["fix"]
     )
+
+
+def test_problems_stand_in_the_order_of_the_form_with_the_models_offered_below_theirs():
+    places, model = FORMS["lora"].places("flux"), "pretrained_model_name_or_path"
+    names = ["learning_rate", "", "output_name", "train_data_dir", "clip_l", model]
+    problems = [Problem(name, ": write {name}", name=f"a value of {name or 'nothing'}") for name in names]
+    in_order = [model, "clip_l", "train_data_dir", "output_name", "learning_rate", "nothing"]
+    findings = [{**problem.as_json(), "topic": "settings", "verdict": "bad", "fix": {}} for problem in problems]
+    report = messages.report_html({"findings": findings}, places, lambda finding: {}, (model, "clip_l"))
+    for shown in (messages.list_problems(problems, places), report):
+        at = [shown.index(f"a value of {name}<") for name in in_order]
+        assert at == sorted(at)
+    assert report.index("value of clip_l<") < report.index("find-models") < report.index("value of train_data_dir<")

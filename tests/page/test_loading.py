@@ -98,9 +98,19 @@ def test_a_queued_form_with_problems_is_named_though_the_form_has_changed(visit,
     checked.set()
     visitor.page.wait_for_selector(".bar:not([data-busy])")
     assert [entry.name for entry in queue.read_queue().waiting] == ["cat-1", "cat-2"]
-    told = visitor.page.locator(".told").inner_text()
-    assert all(f"{name} is not in the queue" in told for name in ("cat-0", "cat-x")) and told.count("Batch size") == 2
-    assert visitor.page.locator(".told button:not(.jump)").count() == 1  # no fix, as the form is another now
+    notes = visitor.page.locator(".unqueued")
+    for note, name in zip(notes.all(), ("cat-0", "cat-x"), strict=True):
+        assert f"{name} is not in the queue" in note.inner_text() and note.inner_text().count("Batch size") == 1
+        assert note.locator("button:not(.jump)").count() == 1  # no fix, as the form is another now
+    visitor.fill(train_batch_size=3, output_name="cat-0")  # what another button says does not put the notes away
+    visitor.click("Check")
+    visitor.until("No problems found")
+    assert notes.count() == 2
+    visitor.click("Add to queue")
+    visitor.until("cat-0 is in the queue")
+    assert notes.count() == 1 and "cat-x" in notes.inner_text()
+    notes.get_by_role("button", name="Close").click()
+    assert notes.count() == 0 and visitor.page.get_by_text("cat-0 is in the queue").is_visible()
 
 
 def test_a_config_with_mistakes_is_loaded_and_its_fixes_mend_what_was_loaded(visit, served, tmp_path):

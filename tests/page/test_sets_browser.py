@@ -112,6 +112,28 @@ def test_cached_folder_listing_does_not_hide_a_change(visit, images):
     assert undo.is_disabled() and "Undone: Caption of" in visitor.said()
 
 
+def test_a_folder_that_cannot_be_opened_is_named_by_its_label_and_no_other_images_stay(visit, images):
+    visitor = visit(locale="ja-JP")
+    page, cards = visitor.page, visitor.page.locator(".images article")
+    page.locator("#rooms").get_by_role("tab", name="データセット", exact=True).click()
+    page.locator("#images-folder").fill(str(images))
+    page.keyboard.press("Enter")
+    cards.first.wait_for()
+    assert page.locator("#images-folder").bounding_box()["width"] > 150  # beside long words on buttons
+    page.locator("#images-folder").fill(f"{images}-none")
+    page.keyboard.press("Enter")
+    visitor.until("がありません")
+    assert visitor.said().startswith("画像フォルダー：") and not cards.first.is_visible()
+    page.locator("#images-folder").fill(str(images))
+    page.keyboard.press("Enter")
+    cards.first.wait_for()
+    page.locator(".images details.how summary").click()
+    page.locator("#images-resolution").fill("none")  # the same folder, with a setting that is being corrected
+    page.locator("#images-resolution").blur()
+    visitor.until("解像度")
+    assert cards.first.is_visible()
+
+
 def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, images):
     reg, file = images.parent / f"{images.name}-reg", images.parent / f"{images.name}.toml"
     (reg / "1_thing").mkdir(parents=True)
