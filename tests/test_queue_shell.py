@@ -85,7 +85,7 @@ def test_runs_are_shown_asked_compared_and_removed(kohya, tmp_path):
         fox.event("sample", file=str(sample), step=9, number=0, prompt="a fox")
         fox.event("saved", file=str(tmp_path / "prompts.txt"), step=9)  # outside of its folder
     with Record.start({}, "flux_train_network", out, "dog", "FLUX.1 LoRA") as dog:
-        assert kohya("runs", "rm", "dog", "--yes") == (1, f"error: {dog.id} is still running: stop it first.\n")
+        assert kohya("runs", "rm", "dog", "--yes") == (1, "error: dog is still running: stop it first.\n")
         assert kohya("runs", "save")[0] == 0 and kohya("runs", "sample", "dog")[0] == 0
         assert dog.requests() == ["sample", "save"]
         code, said = kohya("runs", "stop", "dog", "--pause-queue")

@@ -31,7 +31,7 @@ def comparable_configs(trains: str) -> list[tuple[MessageLike, str]]:
 
 def run_title(run: reader.RecordedRun) -> Message:
     when = dates.moment(run.facts.get("started", 0))
-    return Message("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
+    return Message("{name} · {when}", name=run.name, when=when)
 
 
 def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[MessageLike, Any]:

@@ -125,7 +125,7 @@ def _before(entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.R
     entries = {e.run for e in shown.entries if e.run}
     for run in runs if entry.waits else ():
         if run.facts.get("script") == entry.script and run.id not in entries:
-            return str(run.facts.get("output_name") or run.id), run_values(run)
+            return run.name, run_values(run)
     return "", {}
 
 
