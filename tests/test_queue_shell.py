@@ -103,7 +103,7 @@ def test_runs_are_shown_asked_compared_and_removed(kohya, tmp_path):
     shown = kohya("runs", "show", "fox", "--json")[1]
     assert shown["settings"] == {"learning_rate": 1e-4} and str(model) in shown["saved"]
     compared = kohya("runs", "compare", "fox", "dog", "--json")[1]
-    assert compared["options"] == [{"option": "learning_rate", "values": ["0.0001", None]}]
+    assert compared["options"] == [{"option": "learning_rate", "values": ["0.0001", None], "words": ""}]
     code, said = kohya("runs", "rm", "fox")
     assert code == 1 and "2 files that it has written stay" in said
     assert "--yes" in said and reader.find_run(fox.id)
