@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -43,6 +44,12 @@ def recorded(home, name, rate, **facts):
     layout.store(folder / layout.RUN, told)
     registry.add_pointer(folder)
     return folder
+
+
+def levels(colour):
+    """Return red, green and blue from 0 to 255 of a colour as a browser gives it."""
+    numbers = [float(number) for number in re.findall(r"[\d.]+", colour.replace("srgb", ""))][:3]
+    return [number * 255 for number in numbers] if colour.startswith("color(") else numbers
 
 
 def at_work(home):
@@ -198,7 +205,12 @@ def test_two_runs_of_one_name_are_told_apart_in_the_table_and_in_charts(visit, t
         table.get_by_text(end).wait_for()
     for box in table.get_by_label("Choose cat", exact=True).all():
         box.check()
-    page.get_by_role("button", name="Compare", exact=True).click()
+    compare = page.get_by_role("button", name="Compare", exact=True)
+    compare.hover()
+    page.wait_for_timeout(300)  # colours change gradually
+    text, ground = compare.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
+    assert sum(abs(one - two) for one, two in zip(levels(text), levels(ground), strict=True)) > 200, (text, ground)
+    compare.click()
     for end in ends:
         page.locator('[data-chart="loss"] .values', has_text=f"cat ({end})").wait_for()
         page.locator(".run-samples", has_text=f"cat ({end})").wait_for()
