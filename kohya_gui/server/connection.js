@@ -33,7 +33,8 @@ function sayBack() {
     const text = /** @type {Text} */ (walker.currentNode);
     if (![UNANSWERED, translated(UNANSWERED)].includes(text.data.trim())) continue;
     text.data = "The page's server did not answer, but does now: try again.";
-    text.parentElement?.closest(".message.bad")?.classList.replace("bad", "plain");
+    text.parentElement?.closest(".message.bad")?.classList.add("plain");
+    text.parentElement?.closest(".bad")?.classList.remove("bad");
   }
   document.dispatchEvent(new CustomEvent("kohya:back"));
 }

@@ -165,3 +165,14 @@ def test_a_form_that_could_not_be_loaded_comes_when_the_server_is_back(visit):
     visitor.page.unroute("**/own/panel")
     visitor.page.locator("form.settings:visible").wait_for()
     visitor.complaints.clear()
+
+
+@pytest.mark.browser
+def test_the_queue_says_no_more_that_the_server_does_not_answer_when_it_is_back(visit):
+    visitor = visit()
+    visitor.room("Runs")
+    visitor.page.route("**/api/v1/queue", lambda route: route.abort())
+    visitor.until("is it still running?", ".queue .answer.bad")
+    visitor.page.unroute("**/api/v1/queue")
+    visitor.page.wait_for_function("document.querySelector('.queue .answer').textContent === ''")
+    visitor.complaints.clear()
