@@ -100,7 +100,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                         with gr.Tab(tab.title, id=tab.id):
                             training.place(tab.id)
                 with gr.Tab("Runs", id="runs"):
-                    queue = QueueTab(forms)
+                    queue = QueueTab(forms, roots or paths.roots())
                     runs = RunsRoom(roots or paths.roots())
                 with gr.Tab("Try it", id="try"):
                     sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())

@@ -85,7 +85,7 @@ def test_runs_are_shown_asked_compared_and_removed(kohya, tmp_path):
         fox.event("sample", file=str(sample), step=9, number=0, prompt="a fox")
         fox.event("saved", file=str(tmp_path / "prompts.txt"), step=9)  # outside of its folder
     with Record.start({}, "flux_train_network", out, "dog", "FLUX.1 LoRA") as dog:
-        assert kohya("runs", "rm", "dog", "--yes") == (1, f"error: {dog.id} is still running: stop it first.\n")
+        assert kohya("runs", "rm", "dog", "--yes") == (1, "error: dog is still running: stop it first.\n")
         assert kohya("runs", "save")[0] == 0 and kohya("runs", "sample", "dog")[0] == 0
         assert dog.requests() == ["sample", "save"]
         code, said = kohya("runs", "stop", "dog", "--pause-queue")
@@ -103,7 +103,7 @@ def test_runs_are_shown_asked_compared_and_removed(kohya, tmp_path):
     shown = kohya("runs", "show", "fox", "--json")[1]
     assert shown["settings"] == {"learning_rate": 1e-4} and str(model) in shown["saved"]
     compared = kohya("runs", "compare", "fox", "dog", "--json")[1]
-    assert compared["options"] == [{"option": "learning_rate", "values": ["0.0001", None]}]
+    assert compared["options"] == [{"option": "learning_rate", "values": ["0.0001", None], "words": ""}]
     code, said = kohya("runs", "rm", "fox")
     assert code == 1 and "2 files that it has written stay" in said
     assert "--yes" in said and reader.find_run(fox.id)

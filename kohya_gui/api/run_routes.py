@@ -223,7 +223,7 @@ def _add_removals(routes: APIRouter) -> None:
     def unlist_runs(body: RunIds) -> Any:
         for run in map(answers.run_of_id, body.runs):
             if run.active:  # before any is taken off
-                unlisting.refuse_active(run, overview.summary(run).name)
+                unlisting.refuse_active(run)
         for run_id in body.runs:
             unlisting.remove_run(run_id)
         return Answer()

@@ -215,7 +215,12 @@ class FormApi:
         (first_title, first), (second_title, second) = chosen
         if first_title == second_title:  # such as two files of one name
             first_title, second_title = names_apart([Path(key) for key in keys])
-        return {"first": first_title, "second": second_title, "rows": compare.difference_rows(first, second)}
+        contents = [
+            compare.contents_of_key(key, config, self.roots) for key, (_, config) in zip(keys, chosen, strict=True)
+        ]
+        of_files = compare.content_rows([first, second], contents)
+        rows = [row for row in compare.difference_rows(first, second) if row[0] not in of_files]
+        return {"first": first_title, "second": second_title, "rows": [*filter(None, of_files.values()), *rows]}
 
     def probe(self, request: ApiRequest) -> JsonObject:
         """Start a probe."""

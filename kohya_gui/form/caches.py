@@ -7,7 +7,7 @@ from pathlib import Path
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
-from kohya_gui.tools.commands import job_status
+from kohya_gui.tools.commands import job_status, refuse_second
 from library.check.check_process import environment_for_check
 from library.config.building import Layer, find_missing, read_layers
 from library.config.formats import to_toml
@@ -53,8 +53,7 @@ class CacheApi:
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
         if reading.problems:
             raise ConfigError(*reading.problems)
-        if active_jobs := [job.id for job in jobs.jobs_of_kinds(CACHING_KIND) if job.active]:
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=active_jobs[0])
+        refuse_second(CACHING_KIND)
         folder, config = jobs.new(CACHING_KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name
         toml = write_atomic(folder / f"{data}-{config.script}.toml", to_toml(config))

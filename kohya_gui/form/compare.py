@@ -1,6 +1,7 @@
 """The differences between two settings: the form, a run, a preset, or a settings file of any trainer."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ from library.config.building import build_config, draft
 from library.config.choice_words import CHOICE_WORDS
 from library.config.formats import read_toml
 from library.config.problems import ConfigError, Message, MessageLike
-from library.config.schema import flatten_sections, options_of
+from library.config.schema import flatten_sections, option_values, options_of
 from library.config.values import Option
 from library.families import RUNS, config_class, facts_of
 from library.recipes import preset_files
-from library.runs import layout, reader
+from library.runs import file_contents, job_files, layout, queue_rows, reader
+from library.runs.file_contents import FileContent
 
 FORM = "form"
 RUNS_SHOWN = 30
+CONTENT_SUFFIXES = (".txt", ".toml", ".json")
+NOT_SET = "not set"
 
 
 def comparable_configs(trains: str) -> list[tuple[MessageLike, str]]:
@@ -31,7 +35,7 @@ def comparable_configs(trains: str) -> list[tuple[MessageLike, str]]:
 
 def run_title(run: reader.RecordedRun) -> Message:
     when = dates.moment(run.facts.get("started", 0))
-    return Message("{name} · {when}", name=run.facts.get("output_name") or run.id, when=when)
+    return Message("{name} · {when}", name=run.name, when=when)
 
 
 def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[MessageLike, Any]:
@@ -65,6 +69,39 @@ def _of_run(run_id: str) -> Any:
         if name in options:
             valid[name] = options[name].read(value)
     return draft(config, valid)
+
+
+def contents_of_key(key: str, config: Any, roots: Sequence[Path]) -> dict[str, FileContent]:
+    """What the files of prompts and data sets say that the settings of a key name, by option; of a run, what they said
+    when it began."""
+    kind, _, name = key.partition(":")
+    if kind == "run" and layout.is_run_id(name):
+        values = queue_rows.run_contents(reader.find_run(name))
+        return {option: value for option, value in values.items() if isinstance(value, FileContent)}
+    found = {}
+    for option, value in option_values(config).items():
+        if option not in job_files.COPIED or not value:
+            continue
+        with contextlib.suppress(ConfigError):  # a file that the page may not show is compared by its path
+            path = paths.existing_file(str(value), roots, CONTENT_SUFFIXES, option)
+            found |= {option: content} if (content := file_contents.content_of(path)) else {}
+    return found
+
+
+def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileContent]]) -> dict[str, list[MessageLike]]:
+    """The rows of files that are compared by their contents, by option, each as in `difference_rows`; empty for those
+    that say the same."""
+    rows: dict[str, list[MessageLike]] = {}
+    for option in job_files.COPIED:
+        plain = [option_values(config).get(option) for config in configs]
+        values = [found.get(option, value) for found, value in zip(contents, plain, strict=True)]
+        words = file_contents.words_of(option, values)
+        if not words:
+            continue
+        texts = [NOT_SET if text is None else text for text in file_contents.texts_beside(values)]
+        differ = len({file_contents.comparable(value) for value in values}) > 1
+        rows[option] = [option, Message(words).capitalized(), *texts] if differ else []
+    return rows
 
 
 def difference_rows(first: Any, second: Any) -> list[list[str]]:

@@ -45,7 +45,7 @@ def running() -> MessageLike:
         return ""
     progress = reader.progress(run.folder).update()
     line = history.compile_totals(run, progress, list(progress.events.get("compile", ())))
-    return Message("{run} now: {line}", run=run.facts.get("output_name") or run.id, line=line) if line else ""
+    return Message("{run} now: {line}", run=run.name, line=line) if line else ""
 
 
 def outlook(config: RunConfig) -> MessageLike:

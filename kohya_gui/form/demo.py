@@ -6,6 +6,7 @@ from pathlib import Path
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
+from kohya_gui.tools.commands import refuse_second
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.jobs import job as jobs
@@ -28,8 +29,7 @@ class DemoApi:
         """Create the demo's model and images for a tab and a family, in a separate process."""
         script = self._script(request)
         folder = paths.allowed_path(str(self.roots[0].joinpath(*DEMO_FOLDER)), self.roots, "folder")
-        if busy := next((job for job in jobs.jobs_of_kinds(DEMO_KIND) if job.active), None):
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        refuse_second(DEMO_KIND)
         family = request.text("family")
         job = jobs.start_job(DEMO_KIND, ["demo", "--no-train", f"--family={family}", f"--out={folder}"])
         return {"id": job.id, "script": script}

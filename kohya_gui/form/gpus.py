@@ -17,7 +17,7 @@ def list_gpus() -> list[JsonObject]:
     users = dict.fromkeys(gpu_slots.held_devices(), "Another job")
     for run in reader.runs():
         if run.active and run.is_here:  # a run started in a shell may use any of them
-            users |= dict.fromkeys(run.facts.get("devices") or devices, run.facts.get("output_name") or run.id)
+            users |= dict.fromkeys(run.facts.get("devices") or devices, run.name)
     rows: list[JsonObject] = []
     for device in devices:
         gpu = gpus.get(device)

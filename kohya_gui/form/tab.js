@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
-import { address, ask, wait } from "../server/http.js";
+import { address, ask, UNANSWERED, wait } from "../server/http.js";
 import { read, sentOf, settleUnqueued, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
 import { base, source } from "./storage.js";
@@ -50,7 +50,10 @@ export async function mountTraining(element) {
     document.dispatchEvent(new CustomEvent("kohya:opened", { detail: formOf(tab) }));
     return;
   }
-  if (!content) return showMessage(place, "bad", "The page's server does not answer: is it still running?");
+  if (!content) {
+    document.addEventListener("kohya:back", () => mountTraining(element), { once: true });
+    return showMessage(place, "bad", UNANSWERED);
+  }
   ready[tab] = place;
   place.innerHTML = content;
   mount(place);

@@ -172,7 +172,8 @@ class TrainingTab:
             return {"message": messages.without_captions(caption_problem, "train")}
         run_id = start.launch_run(config, submission.preset, **self.launch_of(config, submission.launch))
         hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
-        sentence = Message("Started {run_id}. It goes on when this page is closed.", run_id=run_id)
+        name = start.result_of(config)[1]
+        sentence = Message("Started {name}. It goes on when this page is closed.", name=name)
         return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Answer:

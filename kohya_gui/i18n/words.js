@@ -14,7 +14,7 @@ const SKIPPED =
   ".picker li > span, span.own";
 /** @type {Record<string, string>} titles of tabs that mean something else than the same word on a button */
 const TAB_TITLES = { Train: "Train (room)" };
-const ATTRIBUTES = ["placeholder", "aria-label", "title"];
+const ATTRIBUTES = ["placeholder", "aria-label", "aria-valuetext", "title"];
 const TEXTS = "data-texts"; // templates and arguments of the sentences in an element
 
 /** @param {string} [value] without it, the stored language is returned */
@@ -111,7 +111,7 @@ function translateAll(root) {
   for (const element of [root, ...root.querySelectorAll(`[${TEXTS}]`)])
     remember(JSON.parse(element.getAttribute(TEXTS) ?? "[]"));
   if (!isPlain())
-    for (const element of [root, ...root.querySelectorAll("[placeholder], [aria-label], [title]")])
+    for (const element of [root, ...root.querySelectorAll(ATTRIBUTES.map((name) => `[${name}]`).join())])
       translateAttributes(element);
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) translateText(/** @type {Text} */ (walker.currentNode));

@@ -1,8 +1,9 @@
 // The Lab: starts measurements and shows their results.
 import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
+import { progressOf } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, find, finder, make, makeButton, showMessage } from "../server/elements.js";
+import { all, find, finder, make, makeBar, makeButton, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { go } from "../server/addresses.js";
 
@@ -143,17 +144,9 @@ function head(job) {
   /** @type {HTMLElement[]} */
   const parts = [make("div", { className: `run ${job.mood}` }, line)];
   if (job.busy) {
-    const share = total ? (100 * done) / total : 0;
-    const bar = make("i");
-    bar.style.width = `${share}%`;
     parts.push(
       make("div", { className: "line" }, make("span", {}, text), make("span", {}, total ? `${done} / ${total}` : "")),
-      make("div",
-        {
-          className: `track${total ? "" : " waiting"}`, role: "progressbar", "aria-label": "Progress",
-          "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": String(Math.round(share)),
-        },
-        bar));
+      makeBar("div", total ? done / total : null, total ? progressOf(text, done, total) : text));
   }
   if (job.error) parts.push(make("div", { className: "cause", role: "alert" }, make("ul", {}, lines(job.error))));
   if (job.log) parts.push(make("details", {}, make("summary", {}, translated("Log")), make("pre", {}, job.log)));

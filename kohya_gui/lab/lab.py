@@ -165,7 +165,7 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
         )
     if kind != "doctor" and (training := reader.active()):
         raise ConfigError(
-            "{run} is training, and both would slow each other down: wait until it has ended", run=training.id
+            "{run} is training, and both would slow each other down: wait until it has ended", run=training.name
         )
     return jobs.start_job(kind, arguments).id
 

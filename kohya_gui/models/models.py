@@ -8,7 +8,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler
-from kohya_gui.tools.commands import job_status
+from kohya_gui.tools.commands import job_status, refuse_second
 from library import families
 from library.config.building import find_missing
 from library.config.hub_names import repository_of
@@ -144,8 +144,7 @@ class ModelsApi:
 
     def get(self, request: ApiRequest) -> JsonObject:
         """Start a download. The target folder is checked before, and the paths of the files are known afterwards."""
-        if busy := next((job for job in jobs.jobs_of_kinds("models") if job.active), None):
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        refuse_second("models")
         folder, names = self._folder(request), self._names(request)
         for text in names:
             file = hub.RemoteFile(_owner(text), text.split("/", 2)[2], 0, "", "")

@@ -41,7 +41,7 @@ def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
 
 
 def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> MessageLike:
-    """The compiler's work so far in one line: graphs, time, cache hits, and time saved."""
+    """The compiler's work in one line: graphs, time, cache hits, and time saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]
     graphs = total.get("num_graphs") or sum(bool(event.get("forward", True)) for event in good)
@@ -61,7 +61,7 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
         phrases.append(
             Message("{seconds} s saved", seconds=f"{gained:.0f}")
             if gained >= 0
-            else Message("{seconds} s lost so far", seconds=f"{-gained:.0f}")
+            else Message("{seconds} s lost so far" if run.active else "{seconds} s lost", seconds=f"{-gained:.0f}")
         )
     return join_messages(phrases)
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue
-from library.config.problems import Message, MessageLike, counted
+from library.config.problems import Message, MessageLike, counted, join_messages
 from library.runs import explain, layout, machine, stop
 from library.runs.durations import duration_in_words, local_time
 from library.runs.gpu_log import SPILLED
@@ -68,7 +68,7 @@ def run_list_html(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
 def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
     """State and progress of a run, with the cause of a failure."""
     word, mood = STATES.get(run.state, (run.state, "calm"))
-    name = html.escape(str(run.facts.get("output_name") or run.id))
+    name = html.escape(run.name)
     kind = html.escape(str(run.facts.get("title") or run.facts.get("script") or ""))
     return (
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
@@ -105,7 +105,7 @@ def other_run_html(run: RecordedRun, other_runs: Iterable[RecordedRun]) -> str:
     other = next((other for other in other_runs if other.active and other.id != run.id), None)
     if run.active or other is None:
         return ""
-    sentence = Message("Running now: {name}", name=other.facts.get("output_name") or other.id)
+    sentence = Message("Running now: {name}", name=other.name)
     look = f'<button type="button" data-look="{html.escape(other.id)}">Look at it</button>'
     return f'<div class="next halted calm"{data(sentence)}><p>{html.escape(str(sentence))}</p>{look}</div>'
 
@@ -151,11 +151,15 @@ def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
         left = Message("{doing} · no progress for {time}", doing=left, time=duration_in_words(silent))
     share = min(1.0, done / of) if of else 0.0
     waiting = " waiting" if run.active and not of else ""
+    spoken = join_messages([part for part in (left, right) if part])
+    # Without aria-valuenow, the progress is not known.
+    value = f' aria-valuenow="{share * 100:.0f}"' if not waiting else ""
     return (
         f'<div class="line"{data(left, right)}><span>{html.escape(str(left))}</span>'
         f"<span>{html.escape(str(right))}</span></div>"
         f'<div class="track{waiting}" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100"'
-        f' aria-valuenow="{share * 100:.0f}"><i style="width:{share * 100:.1f}%"></i></div>'
+        f'{value} aria-valuetext="{html.escape(str(spoken))}"{data(spoken)}>'
+        f'<i style="width:{share * 100:.1f}%"></i></div>'
     )
 
 

@@ -133,6 +133,8 @@ def _markup() -> str:
     places = {name: f'<div data-part="{name}"></div>' for name in PARTS}
     places["head"] = f'<div data-part="head">{html.UNREAD}</div>'
     places["log"] = f'<details class="log"><summary>Log</summary>{places["log"]}</details>'
+    # They stay in view while a panel that is taller than the window is scrolled.
+    places["head"] = f'<div class="at-hand">{places["head"]}{places.pop("acts")}</div>'
     announced = '<p class="announced" role="status"></p>'
     return f'<div class="card live">{UNFOLD}{announced}{"".join(places.values())}</div>'
 
@@ -146,7 +148,7 @@ def _choose_run(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedR
 def _label(run: reader.RecordedRun) -> Message:
     when = dates.moment(run.facts.get("started", 0))
     state = Message(html.STATES.get(run.state, (run.state,))[0].lower())
-    return Message("{name} · {when} · {state}", name=run.facts.get("output_name") or run.id, when=when, state=state)
+    return Message("{name} · {when} · {state}", name=run.name, when=when, state=state)
 
 
 def _log_size(run: reader.RecordedRun) -> int:

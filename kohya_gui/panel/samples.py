@@ -45,17 +45,18 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         "<h3><span>Samples <small>Click one to compare it with another step.</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
-    return f'<section class="samples">{title}{_cost_html(progress)}{shown}</section>'
+    return f'<section class="samples">{title}{_cost_html(progress, run.active)}{shown}</section>'
 
 
-def _cost_html(progress: reader.RunProgress) -> str:
-    """What the newest set of samples cost, and all of them so far."""
+def _cost_html(progress: reader.RunProgress, active: bool) -> str:
+    """What the newest set of samples cost, and all of them."""
     event = next(reversed(progress.events.get("preview", ())), {})
     pictures, seconds, share = (event.get(name) for name in ("pictures", "seconds", "share"))
     if not all(isinstance(number, int | float) for number in (pictures, seconds, share)):
         return ""
+    template = "{pictures} in {seconds} s; samples took {share} of the training"
     said = Message(
-        "{pictures} in {seconds} s; samples took {share} of the training so far",
+        "{pictures} in {seconds} s; samples took {share} of the training so far" if active else template,
         pictures=counted(_whole_number(pictures), "picture"),
         seconds=f"{seconds:.1f}",
         share=f"{share:.0%}",

@@ -28,6 +28,7 @@ let compared = ""; // the entries and forms that were compared last
 let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
+let isLost = false; // the last request for it has failed
 
 /** @param {Element} element */
 export function mount(element) {
@@ -43,7 +44,10 @@ async function look() {
     const listing = await call("queue");
     await compare(listing);
     if (!isDragging()) show(place, listing);
+    if (isLost) tell("");
+    isLost = false;
   } catch (error) {
+    isLost = true;
     tell(messageOf(error), true);
   }
 }

@@ -1,11 +1,13 @@
 """The queue on the page. All of it is in the queue's file; queue.js shows it by the API, beside what only the page
 knows: its forms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import gradio as gr
 
+from kohya_gui.form import compare
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import tab_of_kind
 from kohya_gui.server.json_api import ApiRequest, Handler
@@ -25,9 +27,9 @@ MARKUP = """<div class="queue"><div class="lead"><h2>Queue</h2><p class="how" ro
 class QueueTab:
     """The queue's place on the page, and what differs from the forms on it."""
 
-    def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
+    def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path]) -> None:
         """Create it inside `gr.Blocks`."""
-        self.forms = forms
+        self.forms, self.roots = forms, roots
         gr.HTML(MARKUP, js_on_load="window.kohya.mountQueue(element)", apply_default_css=False)
 
     @property
@@ -42,7 +44,7 @@ class QueueTab:
             "entries": {
                 entry.id: self._unlike(entry.script, values, sent)
                 for entry in queue.read_queue().entries
-                if entry.script in RUNS and (values := queue_rows.entry_values(entry))
+                if entry.script in RUNS and (values := queue_rows.entry_contents(entry))
             }
         }
 
@@ -53,6 +55,7 @@ class QueueTab:
             form = self.forms[tab]
             submission = form.parse_submission(text)
             if submission.family == config.family:
-                before = job_files.values_of(to_toml(form.lenient_config(submission)))
+                shown = form.lenient_config(submission)
+                before = job_files.values_of(to_toml(shown)) | compare.contents_of_key(compare.FORM, shown, self.roots)
         differing = queue_rows.differences(before or {}, values)
         return {"form": before is not None, "differences": [asdict(difference) for difference in differing]}

@@ -5,7 +5,7 @@ import { translated } from "../i18n/words.js";
 import { moodOf, stateWord } from "../runs/format.js";
 import { make, makeButton } from "../server/elements.js";
 
-/** @typedef {{ option: string, before: string | null, value: string | null }} Difference */
+/** @typedef {{ option: string, before: string | null, value: string | null, words: string }} Difference */
 /**
  * @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total_steps: number,
  *   gpus: string[], gpu_count: number, names_gpus: boolean, why: string, waits: boolean, can_resume: boolean,
@@ -83,8 +83,9 @@ function differencesOf({ form, differences }) {
   // Those with a value on both sides say more than what a form does not name yet, such as its images.
   const isOneSided = (/** @type {Difference} */ { before, value }) => Number(before === null || value === null);
   const ordered = [...differences].sort((a, b) => isOneSided(a) - isOneSided(b));
-  const texts = ordered.map(({ option, before, value }) => {
+  const texts = ordered.map(({ option, before, value, words }) => {
     const from = before ?? translated("the default"), to = value ?? translated("the default");
+    if (words) return make("span", {}, say("{words}: {value} instead of {before}", { words, value: to, before: from }));
     return make("span", {}, sayOption("{option} {value} instead of {before}", option, { value: to, before: from }));
   });
   const listed = (/** @type {HTMLElement[]} */ parts) => parts.flatMap((part, i) => (i ? [", ", part] : [part]));

@@ -1,8 +1,7 @@
 // The columns of the table of runs: what each shows, and by what it sorts.
 import { duration, moment } from "../i18n/dates.js";
 import { say } from "../i18n/sentences.js";
-import { translated } from "../i18n/words.js";
-import { make } from "../server/elements.js";
+import { make, makeBar } from "../server/elements.js";
 import { addressOf } from "../server/addresses.js";
 import { addressOfApi, pathOfRun } from "../server/http.js";
 import { moodOf, NONE, short, stateNames, stateWord } from "./format.js";
@@ -139,10 +138,8 @@ function nameCell({ id, name, apart, last_sample: sample, error, damaged }) {
 
 /** @param {Row} row */
 function stepsCell({ steps_done: done, steps_total: total, active }) {
-  const share = total ? Math.min(1, done / total) : 0;
   const bar = active && total
-    ? make("span", { className: "track", role: "progressbar", "aria-label": translated("Progress"),
-      "aria-valuenow": String(Math.round(share * 100)) }, make("i", { style: `width:${share * 100}%` }))
+    ? makeBar("span", done / total, say("Step {step} / {total}", { step: done, total }))
     : null;
   return [total ? `${done.toLocaleString("en")} / ${total.toLocaleString("en")}` : done ? String(done) : NONE, bar];
 }

@@ -58,11 +58,15 @@ def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
         for name, label, before, after in compare.difference_rows(first, other):
             labels[name], own[name] = label, before
             values.setdefault(name, [*unknown])[at] = after
-    rows = [
+    configs = [config for _, config in sides]
+    contents = [compare.contents_of_key(key, config, roots) for key, config in zip(keys, configs, strict=True)]
+    of_files = compare.content_rows(configs, contents)
+    rows: list[list[MessageLike]] = [
         [name, labels[name], own[name], *(own[name] if value is None else value for value in found)]
         for name, found in values.items()
+        if name not in of_files
     ]
-    return {"titles": titles, "rows": rows}
+    return {"titles": titles, "rows": [*filter(None, of_files.values()), *rows]}
 
 
 def _title(key: str, title: MessageLike) -> MessageLike:

@@ -6,15 +6,23 @@ import { address, addressOfApi, call, pathOfRun } from "../server/http.js";
 import { openViewer } from "./viewer.js";
 
 /** @typedef {{ run: string, place: number, step: number, number: number, prompt: string, made: number }} Sample */
-/** @typedef {{ prompts: [number, string][], steps: number[], samples: Map<string, Sample> }} Grid */
+/** @typedef {{ key: string, number: number, prompt: string }} Row */
+/** @typedef {{ rows: Row[], steps: number[], samples: Map<string, Sample> }} Grid */
 
 const MAX_COLUMNS = 24, MAX_ROWS = 24; // shown until more are wanted; the newest steps
 
 /**
- * @param {number} number of the prompt
+ * The row of a sample: a prompt that a resume has changed is another row.
+ * @param {Sample} sample
+ * @returns {Row}
+ */
+const rowOf = ({ number, prompt }) => ({ key: `${number} ${prompt}`, number, prompt });
+
+/**
+ * @param {string} row
  * @param {number} step
  */
-const keyOf = (number, step) => `${number} ${step}`;
+const keyOf = (row, step) => `${step} ${row}`;
 
 /**
  * Prompts as rows, steps as columns; of several samples of both, the last.
@@ -22,11 +30,12 @@ const keyOf = (number, step) => `${number} ${step}`;
  * @returns {Grid}
  */
 function arranged(samples) {
-  const byKey = new Map(samples.map((sample) => [keyOf(sample.number, sample.step), sample]));
-  const prompts = new Map(samples.map(({ number, prompt }) => [number, prompt]));
+  const byKey = new Map(samples.map((sample) => [keyOf(rowOf(sample).key, sample.step), sample]));
+  const rows = new Map(samples.map(rowOf).map((row) => [row.key, row]));
   const steps = new Set(samples.map(({ step }) => step));
   return {
-    prompts: [...prompts].sort(([a], [b]) => a - b), steps: [...steps].sort((a, b) => a - b), samples: byKey,
+    rows: [...rows.values()].sort((a, b) => a.number - b.number), steps: [...steps].sort((a, b) => a - b),
+    samples: byKey,
   };
 }
 
@@ -59,18 +68,18 @@ export class Gallery {
   }
 
   draw() {
-    const { prompts, steps, samples } = this.grid;
+    const { rows, steps, samples } = this.grid;
     this.element.hidden = !samples.size;
     if (!samples.size) return;
-    const shownSteps = steps.slice(-this.columns), shownPrompts = prompts.slice(0, this.rows);
+    const shownSteps = steps.slice(-this.columns), shownRows = rows.slice(0, this.rows);
     const { scroll } = this, isAtEnd = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 40;
     const head = make("tr", {}, make("th", { scope: "col", className: "prompt" }, translated("Prompt")),
       ...shownSteps.map((step) => make("th", { scope: "col" },
         step ? say("Step {step}", { step: step.toLocaleString("en") }) : translated("Base model"))));
-    const body = shownPrompts.map(([number, prompt]) => make("tr", {},
+    const body = shownRows.map(({ key, number, prompt }) => make("tr", {},
       make("th", { scope: "row", className: "prompt" },
         make("span", { className: "own", title: prompt }, prompt || say("Prompt {number}", { number: number + 1 }))),
-      ...shownSteps.map((step) => this.cell(number, step, samples.get(keyOf(number, step))))));
+      ...shownSteps.map((step) => this.cell(key, step, samples.get(keyOf(key, step))))));
     const focused = document.activeElement;
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
     if (focused instanceof HTMLElement && this.table.contains(focused)) focused.focus({ preventScroll: true });
@@ -79,10 +88,10 @@ export class Gallery {
   }
 
   offerMore() {
-    const { steps, prompts, samples } = this.grid, shownSteps = steps.slice(-this.columns);
-    const shownPrompts = prompts.slice(0, this.rows).map(([number]) => number);
-    const cut = [...samples.values()].filter(({ number, step }) =>
-      !shownSteps.includes(step) || !shownPrompts.includes(number)).length;
+    const { steps, rows, samples } = this.grid, shownSteps = steps.slice(-this.columns);
+    const shownRows = rows.slice(0, this.rows).map(({ key }) => key);
+    const cut = [...samples.values()].filter((sample) =>
+      !shownSteps.includes(sample.step) || !shownRows.includes(rowOf(sample).key)).length;
     const words = say("Show {count} more picture", { count: cut }, "Show {count} more pictures");
     const all = makeButton(words, () => {
       this.columns = this.rows = Infinity;
@@ -96,22 +105,22 @@ export class Gallery {
 
   /**
    * A cell, the one that is there already unless its picture is another one now.
-   * @param {number} number
+   * @param {string} row
    * @param {number} step
    * @param {Sample | undefined} sample
    */
-  cell(number, step, sample) {
-    const key = `${keyOf(number, step)} ${sample?.made}`, before = this.cells.get(key);
+  cell(row, step, sample) {
+    const key = `${keyOf(row, step)} ${sample?.made}`, before = this.cells.get(key);
     if (before) return before;
     const cell = make("td");
     if (sample) {
-      const about = say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(number) });
+      const about = say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(row) });
       const picture = make("img", {
-        src: this.picture(number, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
+        src: this.picture(row, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
       });
       picture.addEventListener("error", () => picture.replaceWith(
         make("span", { className: "gone" }, translated("The file is gone"))), { once: true });
-      const button = makeButton("", () => this.open(number, step), { className: "shot", "aria-label": about });
+      const button = makeButton("", () => this.open(row, step), { className: "shot", "aria-label": about });
       button.append(picture);
       cell.append(button);
     }
@@ -119,31 +128,31 @@ export class Gallery {
     return cell;
   }
 
-  /** @param {number} number */
-  promptOf(number) {
-    return this.grid.prompts.find(([other]) => other === number)?.[1] ?? "";
+  /** @param {string} row */
+  promptOf(row) {
+    return this.grid.rows.find(({ key }) => key === row)?.prompt ?? "";
   }
 
   /**
-   * @param {number} number
+   * @param {string} row
    * @param {number} step
    * @param {boolean} [small]
    */
-  picture(number, step, small = false) {
-    const { run = "", place = 0, made = 0 } = this.grid.samples.get(keyOf(number, step)) ?? {};
+  picture(row, step, small = false) {
+    const { run = "", place = 0, made = 0 } = this.grid.samples.get(keyOf(row, step)) ?? {};
     const query = new URLSearchParams({ of: String(made), ...(small ? { small: "true" } : {}) });
     return addressOfApi(pathOfRun(run, `samples/${place}?${query}`));
   }
 
   /**
-   * @param {number} number
+   * @param {string} row
    * @param {number} step
    */
-  open(number, step) {
+  open(row, step) {
     openViewer({
-      number,
+      row,
       step,
-      numbers: () => this.grid.prompts.map(([other]) => other),
+      rows: () => this.grid.rows.map(({ key }) => key),
       steps: (of) => this.grid.steps.filter((at) => this.grid.samples.has(keyOf(of, at))),
       promptOf: (of) => this.promptOf(of),
       picture: (of, at) => this.picture(of, at),

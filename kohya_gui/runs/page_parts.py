@@ -23,7 +23,7 @@ def changed_parts(request: ApiRequest, run: reader.RecordedRun) -> JsonObject:
     return {
         "parts": changed,
         "shown": " ".join(marks.values()),
-        "name": str(run.facts.get("output_name") or run.id),
+        "name": run.name,
         "active": run.active,
         "note": notes.read_note(run.folder),
         "sample": f"{sample.get('t', '')} {len(progress.events.get('sample', ()))}",

@@ -4,8 +4,8 @@ import { translated } from "../i18n/words.js";
 import { find, hit, make, makeButton } from "../server/elements.js";
 
 /**
- * @typedef {{ number: number, step: number, numbers: () => number[], steps: (number: number) => number[],
- *   promptOf: (number: number) => string, picture: (number: number, step: number) => string }} Shown
+ * @typedef {{ row: string, step: number, rows: () => string[], steps: (row: string) => number[],
+ *   promptOf: (row: string) => string, picture: (row: string, step: number) => string }} Shown rows are prompts
  */
 
 /** @type {HTMLDialogElement | undefined} */
@@ -20,7 +20,7 @@ let at = 50;
 /** @param {Shown} what */
 export function openViewer(what) {
   shown = what;
-  const steps = shown.steps(shown.number);
+  const steps = shown.steps(shown.row);
   if (before !== null && !steps.includes(before)) before = null;
   dialog ??= build();
   render();
@@ -78,16 +78,16 @@ function press(event) {
 
 /** @param {number} by steps: 1 for the next later one */
 function move(by) {
-  const steps = shown.steps(shown.number), place = steps.indexOf(shown.step) + by;
+  const steps = shown.steps(shown.row), place = steps.indexOf(shown.step) + by;
   shown.step = steps[Math.min(steps.length - 1, Math.max(0, place))];
   render();
 }
 
 /** @param {number} by prompts */
 function turn(by) {
-  const numbers = shown.numbers(), place = numbers.indexOf(shown.number) + by;
-  shown.number = numbers[Math.min(numbers.length - 1, Math.max(0, place))];
-  const steps = shown.steps(shown.number);
+  const rows = shown.rows(), place = rows.indexOf(shown.row) + by;
+  shown.row = rows[Math.min(rows.length - 1, Math.max(0, place))];
+  const steps = shown.steps(shown.row);
   // The nearest step that this prompt has.
   shown.step = steps.reduce((best, step) => (Math.abs(step - shown.step) < Math.abs(best - shown.step) ? step : best));
   if (before !== null && !steps.includes(before)) before = null;
@@ -111,12 +111,12 @@ const titleOf = (step) => (step ? say("Step {step}", { step: step.toLocaleString
 
 function render() {
   if (!dialog) return;
-  const { number, step } = shown, steps = shown.steps(number), numbers = shown.numbers();
-  const prompt = shown.promptOf(number);
+  const { row, step } = shown, steps = shown.steps(row), rows = shown.rows();
+  const prompt = shown.promptOf(row);
   find(dialog, "header p").textContent = prompt;
-  show(find(dialog, ".after", HTMLImageElement), shown.picture(number, step), `${titleOf(step)}: ${prompt}`);
+  show(find(dialog, ".after", HTMLImageElement), shown.picture(row, step), `${titleOf(step)}: ${prompt}`);
   const under = find(dialog, "img.before", HTMLImageElement), isPair = before !== null && before !== step;
-  if (isPair) show(under, shown.picture(number, before ?? 0), `${titleOf(before ?? 0)}: ${prompt}`);
+  if (isPair) show(under, shown.picture(row, before ?? 0), `${titleOf(before ?? 0)}: ${prompt}`);
   dialog.classList.toggle("pair", isPair);
   find(dialog, ".stage").style.setProperty("--at", `${at}%`);
   find(dialog, ".left-step").textContent = isPair ? titleOf(before ?? 0) : "";
@@ -126,8 +126,8 @@ function render() {
     say("{title} · {place} of {many}", { title: titleOf(step), place: place + 1, many: steps.length });
   enable(".earlier", place > 0);
   enable(".later", place < steps.length - 1);
-  enable(".up", numbers.indexOf(number) > 0);
-  enable(".down", numbers.indexOf(number) < numbers.length - 1);
+  enable(".up", rows.indexOf(row) > 0);
+  enable(".down", rows.indexOf(row) < rows.length - 1);
   const other = find(dialog, "select", HTMLSelectElement), slider = find(dialog, "input", HTMLInputElement);
   other.replaceChildren(make("option", { value: "" }, translated("Compare with …")),
     ...steps.filter((one) => one !== step).map((one) => make("option", { value: String(one) }, titleOf(one))));

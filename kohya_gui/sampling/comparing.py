@@ -12,7 +12,7 @@ from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
-from kohya_gui.tools.commands import job_status
+from kohya_gui.tools.commands import job_status, refuse_second
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
@@ -50,8 +50,7 @@ class FileComparison:
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start comparing. Problems of the form are reported first."""
-        if busy := next((job for job in jobs.jobs_of_kinds(COMPARE_KIND) if job.active), None):
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        refuse_second(COMPARE_KIND)
         run = reader.existing_run(request.text("run"))
         config = plan.config_of_run(run)
         paths.allow(config, self.roots)
@@ -140,7 +139,7 @@ def comparison_html() -> str:
 
 def title_of(run: reader.RecordedRun) -> MessageLike:
     """What a list calls a run: its name and when it began, if it did."""
-    name, started = str(run.facts.get("output_name") or run.id), run.facts.get("started")
+    name, started = run.name, run.facts.get("started")
     return Message("{name} · {when}", name=name, when=dates.moment(float(started))) if started else name
 
 

@@ -15,10 +15,11 @@ from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
 from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
 from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
+from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
-from kohya_gui.tools.commands import job_status, lora_row
+from kohya_gui.tools.commands import job_status, lora_row, refuse_second
 from library import families
 from library.config.building import Layer, build_config, read_layers
 from library.config.formats import read_toml, to_toml
@@ -75,7 +76,7 @@ class SamplingTab:
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Message("Run {run}", run=comparing.title_of(run))] for run in runs]
-        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _sample_events(run)]
+        sampled = [entry for run, entry in zip(runs, listed, strict=True) if with_resumed(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, request: ApiRequest) -> JsonObject:
@@ -86,7 +87,9 @@ class SamplingTab:
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         weight_files = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         settings = _run_settings(run)
-        sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in events.get("sample", ()))
+        # A resumed run that has made none yet begins with the prompts of the one that it goes on from.
+        made = events.get("sample") or [sample.event for sample in with_resumed(run)]
+        sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in made)
         return {
             "files": weight_files,
             "prompts": [prompt for prompt in sample_prompts if prompt],
@@ -120,8 +123,7 @@ class SamplingTab:
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start generating. Problems of the form are reported first."""
-        if busy := next((job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.active), None):
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=busy.id)
+        refuse_second(SAMPLE_KIND)
         config, word = self._config(request)
         loras = [self._lora(line) for line in request.texts("loras") if line.strip()]
         compare, strengths = request.text("compare"), _parse_strengths(request.text("strengths", "1"))
@@ -293,26 +295,26 @@ def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
 
 
 def _of_samples(run: reader.RecordedRun) -> JsonObject:
-    """The samples of a run: a row for each prompt, a column for each step."""
-    events = list(enumerate(_sample_events(run)))
-    steps = sorted({int(event.get("step") or 0) for _, event in events})
-    rows = sorted({int(event.get("number") or 0) for _, event in events})
-    prompt_of_row = {int(event.get("number") or 0): str(event.get("prompt") or "") for _, event in events}
-    place_of = {(int(event.get("number") or 0), int(event.get("step") or 0)): place for place, event in events}
-    cells = [
-        [
-            _pair(samples.sample_address(run.id, place), "?small=true") if place is not None else None
-            for place in (place_of.get((row, step)) for step in steps)
-        ]
-        for row in rows
-    ]
+    """The samples of a run and of those that it goes on from: a row for each prompt, a column for each step. A prompt
+    that a resume has changed is a row of its own."""
+    made = {
+        (int(sample.event.get("number") or 0), str(sample.event.get("prompt") or ""), sample.step): sample
+        for sample in with_resumed(run)
+    }
+    steps = sorted({step for *_, step in made})
+    rows = sorted(dict.fromkeys((number, prompt) for number, prompt, _ in made), key=lambda row: row[0])
+    cells = [[_cell(made.get((*row, step))) for step in steps] for row in rows]
     titles = [Message("Step {step}", step=step) if step else Message("Base model") for step in steps]
     return {
         "columns": titles,
-        "rows": [prompt_of_row[row] for row in rows],
+        "rows": [prompt for _, prompt in rows],
         "cells": cells,
         "folder": str(run.facts.get("output_dir") or ""),
     }
+
+
+def _cell(sample: RunSample | None) -> JsonObject | None:
+    return _pair(samples.sample_address(sample.run.id, sample.place), "?small=true") if sample else None
 
 
 def _pair(address: str, small: str) -> JsonObject:

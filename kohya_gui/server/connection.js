@@ -1,6 +1,7 @@
 // Says when the page's server does not answer, until it does. Whatever polls goes on, so the page comes back by itself.
+import { translated } from "../i18n/words.js";
 import { make, makeButton } from "./elements.js";
-import { address } from "./http.js";
+import { address, UNANSWERED } from "./http.js";
 import { notify } from "./notices.js";
 
 const KIND = "connection";
@@ -9,6 +10,7 @@ const UNAUTHORIZED = 401;
 const SCRIPT = new URL("../main.js", import.meta.url).pathname.split("/").slice(-3).join("/");
 
 let unanswered = 0;
+let hasFailed = false; // some request, since the last one that was answered
 
 /** @param {number} status of the response, 0 if there was none */
 function tell(status) {
@@ -24,8 +26,23 @@ async function isUpdated() {
   return Boolean(page?.ok) && !(await page?.text())?.includes(SCRIPT);
 }
 
+/** Correct what the page says of requests that have failed: the server answers again. */
+function sayBack() {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = /** @type {Text} */ (walker.currentNode);
+    if (![UNANSWERED, translated(UNANSWERED)].includes(text.data.trim())) continue;
+    text.data = "The page's server did not answer, but does now: try again.";
+    text.parentElement?.closest(".message.bad")?.classList.add("plain");
+    text.parentElement?.closest(".bad")?.classList.remove("bad");
+  }
+  document.dispatchEvent(new CustomEvent("kohya:back"));
+}
+
 document.addEventListener("kohya:answered", async (event) => {
-  const { status } = /** @type {CustomEvent<{ status: number }>} */ (event).detail;
+  const { status, failed } = /** @type {CustomEvent<{ status: number, failed: boolean }>} */ (event).detail;
+  if (hasFailed && !failed) sayBack();
+  hasFailed = failed;
   const isLost = !status || status === UNAUTHORIZED, wasLost = unanswered >= MAX_UNANSWERED;
   unanswered = isLost ? unanswered + 1 : 0;
   if (unanswered >= MAX_UNANSWERED) tell(status);

@@ -25,6 +25,22 @@ export function make(tag, properties = {}, ...children) {
 }
 
 /**
+ * A progress bar, whose surroundings say the same in words.
+ * @template {"div" | "span"} Tag
+ * @param {Tag} tag
+ * @param {number | null} share from 0 to 1; null if it is not known
+ * @param {string} text for those who do not see the bar
+ */
+export function makeBar(tag, share, text) {
+  const percent = 100 * Math.min(1, share ?? 0);
+  return make(tag, {
+    className: share === null ? "track waiting" : "track", role: "progressbar", "aria-label": "Progress",
+    "aria-valuemin": "0", "aria-valuemax": "100",
+    "aria-valuenow": share === null ? null : String(Math.round(percent)), "aria-valuetext": text,
+  }, make("i", { style: `width:${percent}%` }));
+}
+
+/**
  * A button with its action.
  * @param {string} text
  * @param {() => unknown} press

@@ -12,6 +12,9 @@ const PAGE = new URL("../../../", import.meta.url);
 export const address = (name, query) =>
   new URL(`own/${name}${query ? `?${new URLSearchParams(query)}` : ""}`, PAGE).href;
 
+/** Why a request has failed that got no answer. */
+export const UNANSWERED = "The page's server does not answer: is it still running?";
+
 /** @type {Map<string, string>} a sentence from the server -> the folder that it asks to allow */
 const asking = new Map();
 
@@ -67,7 +70,7 @@ export const pathOfRun = (run, rest = "") => `runs/${encodeURIComponent(run)}/${
  * @param {Record<string, unknown>} [body]
  */
 async function answerOf(where, body) {
-  let answer, status = 0;
+  let answer, status = 0, failed = false;
   try {
     // Mistakes come with status 200, as a browser writes every other one into its console.
     const headers = { Prefer: "status=200", ...(body && { "Content-Type": "application/json" }) };
@@ -76,9 +79,10 @@ async function answerOf(where, body) {
     status = response.status;
     answer = await response.json();
   } catch {
-    throw new Error("The page's server does not answer: is it still running?");
+    failed = true;
+    throw new Error(UNANSWERED);
   } finally {
-    document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status } }));
+    document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status, failed } }));
   }
   remember(answer.texts ?? []);
   for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);

@@ -1,6 +1,6 @@
 // Upload files to a folder of the server in pieces: pieces are retried, and an interrupted upload resumes.
 import { say } from "../i18n/sentences.js";
-import { address, ask, messageOf, wait } from "./http.js";
+import { address, ask, messageOf, UNANSWERED, wait } from "./http.js";
 
 /** @typedef {{ name: string, size: number, modified: number, sums: Record<string, number> }} Facts of a file */
 /**
@@ -186,8 +186,7 @@ export class Sending {
       try {
         return await what();
       } catch (error) {
-        const isNetwork =
-          error instanceof TypeError || messageOf(error).startsWith("The page's server does not answer");
+        const isNetwork = error instanceof TypeError || messageOf(error) === UNANSWERED;
         if (!isNetwork || tries === TRIES || this.stopped.signal.aborted) throw error;
         await wait(300 * 2 ** tries); // from 0.6 to 9.6 seconds
       }

@@ -1,7 +1,7 @@
 // Commands as forms: collect the values, start the command, and show its processes until they end.
 import { progressOf, say } from "../i18n/sentences.js";
 import {
-  all, around, fieldValue, find, hit, isField, make, setValue, showMessage, sizeOf,
+  all, around, fieldValue, find, hit, isField, make, makeBar, setValue, showMessage, sizeOf,
 } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
 
@@ -63,7 +63,6 @@ export function grow(list) {
  */
 function card(job, at) {
   const shown = job.bytes ? sizeOf : String;
-  const share = job.total ? job.done / job.total : 0;
   const lines = job.log
     .trim()
     .split("\n")
@@ -75,6 +74,7 @@ function card(job, at) {
         !job.warnings.some((text) => line === `warning: ${text}`));
   const last = job.error ? job.error.split("\n") : [];
   const kind = KINDS[job.state] ?? "";
+  const doing = job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting";
   return make("div", { className: `card job ${kind}`, "data-job": job.id, "data-state": job.state },
     make("div", { className: "line" },
       make("b", {}, job.title),
@@ -82,11 +82,8 @@ function card(job, at) {
       make("span", { className: "state" }, STATES[job.state] ?? job.state),
       busy(job) &&
         make("button", { type: "button", "data-stop": job.id }, job.state === "stopping" ? "End now" : "Stop")),
-    busy(job) &&
-      make("p", { className: "quiet" },
-        job.total ? progressOf(job.text, shown(job.done), shown(job.total)) : job.text || "Starting"),
-    busy(job) &&
-      make("div", { className: `track ${job.total ? "" : "waiting"}` }, make("i", { style: `width:${share * 100}%` })),
+    busy(job) && make("p", { className: "quiet" }, doing),
+    busy(job) && makeBar("div", job.total ? job.done / job.total : null, doing),
     last.length ? make("p", { className: "cause" }, last.join(" ")) : null,
     ...job.problems.map((text) => make("p", { className: "cause" }, text)),
     ...job.warnings.map((text) => make("p", { className: "quiet" }, text)),

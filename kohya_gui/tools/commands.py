@@ -20,11 +20,12 @@ from library.jobs import job as jobs
 from library.jobs.forms import CommandField, CommandForm, CommandForms
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK
+from library.runs import reader
 from library.tools.forms import FORMS
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
-MAX_PROCESSES = {"tools": 3, "caption": 1, "mask": 1}  # processes; two models captioning one folder would mix
+MAX_PROCESSES = {"tools": 3}  # at once; one of any other kind, as two models captioning one folder would mix
 MAX_LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "models": {"get": "Download"},
@@ -33,6 +34,7 @@ TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "caching": {},
     "cache": {"latents": "Cache of images", "text": "Cache of captions"},
 }
+OTHER_TITLES = {"sample": "Generate", "compare": "Compare", "demo": "Demo"}  # of commands without subcommands
 WEIGHTS_SUFFIX = ".safetensors"
 
 
@@ -58,9 +60,7 @@ class ToolCommands:
         words = forms.words(name, request.values("values"), self.guard)
         if forms is MASK:  # writes beside the named folder
             paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
-        working = [job.id for job in jobs.jobs_of_kinds(forms.command) if job.active]
-        if len(working) >= MAX_PROCESSES[forms.command]:
-            raise ConfigError("{title} is still running: stop it, or wait until it has ended", title=working[0])
+        refuse_second(forms.command)
         return job_status(jobs.start_job(forms.command, words))
 
     def read(self, request: ApiRequest) -> JsonObject:
@@ -95,18 +95,38 @@ class ToolCommands:
         return path
 
 
+def title_of(job: jobs.BackgroundJob) -> str:
+    """What the page calls a job."""
+    command, name, *_ = *job.facts.get("arguments", ()), "", ""
+    return OTHER_TITLES.get(command) or TITLES.get(command, {}).get(name, name)
+
+
+def refuse_second(kind: str) -> None:
+    """Raise ConfigError while as many jobs of a kind run as may run at once."""
+    running = [job for job in jobs.jobs_of_kinds(kind) if job.active]
+    if len(running) >= MAX_PROCESSES.get(kind, 1):
+        raise ConfigError(
+            "{title} is still running: stop it, or wait until it has ended", title=Message(title_of(running[0]))
+        )
+
+
+def _run_name(run_id: str) -> str:
+    try:
+        return reader.find_run(run_id).name
+    except KeyError:
+        return run_id
+
+
 def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *words = *job.facts.get("arguments", ()), "", ""
-    titles = TITLES.get(command, {})
-    name = {"sample": "Generate", "compare": "Compare"}.get(command, name)
     out = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), "")
     about = out or next((word for word in words if word and not word.startswith("--")), "")
-    about = job.facts["arguments"][1] if command == "compare" else about  # the run
+    about = _run_name(name) if command == "compare" else about
     result = job.result if job.kind == "tools" else {}
     return {
         "id": job.id,
-        "title": titles.get(name, name),
+        "title": title_of(job),
         "state": job.state,
         "error": job.error,
         "log": job.log,

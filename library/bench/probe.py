@@ -315,7 +315,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     if busy := reader.active():
         raise ConfigError(
             "{run} is still {state}: what is free now is not what there will be; wait for it",
-            run=busy.id,
+            run=busy.name,
             state=busy.state,
         )
     size = largest_bucket(images.images, config)

@@ -321,7 +321,7 @@ def last_run_rate(config: RunConfig, gpu: str, model: ModelStats) -> tuple[float
             stats = model if earlier.model == config.model else model_stats(earlier)
             count = operations(earlier, stats, earlier.data.size or (1024, 1024))
             template = "the speed of your run {run} ({pace} s a step)"
-            return count / pace, Message(template, run=run.id, pace=f"{pace:.2g}")
+            return count / pace, Message(template, run=run.name, pace=f"{pace:.2g}")
     return 0.0, ""
 
 

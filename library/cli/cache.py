@@ -60,7 +60,7 @@ def _reduce_cache(clean: bool, limit: float | None) -> JsonObject:
 
     if training := reader.active():
         raise ConfigError(
-            "{run} is training and may be compiling: stop it, or wait until it has ended", run=training.id
+            "{run} is training and may be compiling: stop it, or wait until it has ended", run=training.name
         )
     before = sum(folder["bytes"] for folder in describe_cache()["kept"])
     if limit is not None:

@@ -119,7 +119,10 @@ def _list(as_json: bool) -> None:
     waiting = [row.id for row in rows if row.waits]
     shown.print_table(head, [_cells(row, waiting) for row in rows])
     for row in (row for row in rows if row.waits and row.differences):
-        changes = (f"{d.option} {d.value or 'default'} instead of {d.before or 'default'}" for d in row.differences)
+        changes = (
+            f"{f'{d.words}:' if d.words else d.option} {d.value or 'default'} instead of {d.before or 'default'}"
+            for d in row.differences
+        )
         print(f"{row.name}, unlike {row.compared_with}: {', '.join(changes)}")
     if now.paused:
         print(f"paused ({now.paused}): kohya queue resume continues it")

@@ -187,7 +187,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         print("no setting differs")
         return None
     print()
-    rows = [(row.option, *(value or "default" for value in row.values)) for row in comparison.options]
+    rows = [(row.words or row.option, *(value or "default" for value in row.values)) for row in comparison.options]
     shown.print_table(("", *(run.name for run in comparison.runs)), rows)
     return None
 

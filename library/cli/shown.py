@@ -52,7 +52,7 @@ def find_run_named(name: str) -> reader.RecordedRun:
     with_name = [run for run in runs if run.facts.get("output_name") == name]
     if with_name and all(run.id != name for run in runs):
         return next((run for run in with_name if run.active), with_name[0])
-    return find_named(name, runs, lambda run: (run.id, str(run.facts.get("output_name") or run.id)), "run")
+    return find_named(name, runs, lambda run: (run.id, run.name), "run")
 
 
 def only_active_run(name: str) -> reader.RecordedRun:

@@ -109,7 +109,7 @@ def saved_files_of_run(
     """
     recorded = _with_earlier(run)
     if not recorded:
-        raise ConfigError("{run} has saved no file yet", run=run.id)
+        raise ConfigError("{run} has saved no file yet", run=run.name)
     steps_by_path: dict[Path, int] = {}
     gone: list[str] = []
     for saving_run, event in recorded:
@@ -125,7 +125,9 @@ def saved_files_of_run(
     )
     if not files:
         raise ConfigError(
-            "the files that {run} has saved are gone: {names}", run=run.id, names=", ".join(gone[:MAX_COMPARED_FILES])
+            "the files that {run} has saved are gone: {names}",
+            run=run.name,
+            names=", ".join(gone[:MAX_COMPARED_FILES]),
         )
     notes = []
     if gone:
@@ -153,11 +155,11 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
     script = str(run.facts.get("script") or "")
     if script not in families.RUNS:
         template = "{run} was made by {script}, which this version does not have"
-        raise ConfigError(template, run=run.id, script=script or "an unknown script")
+        raise ConfigError(template, run=run.name, script=script or "an unknown script")
     kind = families.config_class(script)
     if kind.kind not in COMPARED_KINDS:
         template = "the files of {run} are no LoRA and no model: compare them in the tab Try it, or with kohya sample"
-        raise ConfigError(template, run=run.id)
+        raise ConfigError(template, run=run.name)
     toml = run.folder / layout.TOML
     settings = flatten_sections(load_toml(toml)) if toml.is_file() else flatten_sections(resume.run_settings(run))
     options = options_of(kind)
@@ -167,7 +169,7 @@ def config_of_run(run: reader.RecordedRun) -> RunConfig:
     if isinstance(seed := run.facts.get("seed"), int):
         values["seed"] = seed
     if not values.get("pretrained_model_name_or_path"):
-        raise ConfigError("{run} does not say which model it trained", run=run.id)
+        raise ConfigError("{run} does not say which model it trained", run=run.name)
     return draft(kind, values)
 
 

@@ -41,7 +41,7 @@ def plan_deletion(run: reader.RecordedRun, with_files: bool) -> Deletion:
     """
     if run.active:
         template = "{run} is still {state}: stop it first."
-        raise ConfigError(Problem("", template, run=run.id, state=Message(run.state), code="busy"))
+        raise ConfigError(Problem("", template, run=run.name, state=Message(run.state), code="busy"))
     folder = run.folder
     is_record = folder.parent.name == "runs" and (folder / layout.RUN).is_file() and not folder.is_symlink()
     if not is_record:

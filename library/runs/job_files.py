@@ -25,10 +25,15 @@ NUMBER = re.compile(r"-(\d{1,6})$")  # at the end of a name that was made by `fr
 
 def named_files(job: "TrainingJob") -> dict[str, Path]:
     """Return the files to copy that a job's config names, by option."""
+    return files_in(values_of(job.toml), job.folder)
+
+
+def files_in(values: Mapping[str, object], folder: str) -> dict[str, Path]:
+    """Return the files to copy that settings name, by option; relative ones are in `folder`."""
     files = {}
     for option in COPIED:
-        value = values_of(job.toml).get(option)
-        path = Path(job.folder or ".", value) if isinstance(value, str) and value else None
+        value = values.get(option)
+        path = Path(folder or ".", value) if isinstance(value, str | Path) and str(value) else None
         if path and path.is_file() and path.stat().st_size <= MAX_BYTES:
             files[option] = path
     return files

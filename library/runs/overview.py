@@ -107,7 +107,7 @@ def _summary(run: reader.RecordedRun, note: str) -> RunSummary:
     sample = sample if isinstance(sample, dict) else {}
     return RunSummary(
         id=run.id,
-        name=str(facts.get("output_name") or run.id),
+        name=run.name,
         family=family,
         kind=kind,
         title=str(facts.get("title") or script),

@@ -1,18 +1,16 @@
 """The queue as page, shell and HTTP show it: a row for each entry, with what is expected and what differs."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import MessageLike
-from library.runs import explain, forecast, gpu_slots, job_files, layout, queue, reader, resume
+from library.runs import explain, file_contents, forecast, gpu_slots, job_files, layout, queue, reader, resume
 
 # Options that differ from one training to the next in any case.
 OWN_NAMES = ("output_name", "output_dir", "logging_dir", "resume")
 MAX_DIFFERENCES = 40  # of one row
-MAX_VALUE_LENGTH = 120  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,9 @@ class Difference:
     """An option that two trainings set differently; None where it has its default."""
 
     option: str
-    before: str | None
-    value: str | None
+    before: MessageLike | None
+    value: MessageLike | None
+    words: str = ""  # what differs where the option names a file, such as "prompts differ"
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _row(
         added=entry.added,
         can_resume=bool(run) and queue.can_resume(run, runs),
         compared_with=before[0],
-        differences=differences(before[1], entry_values(entry)) if before[0] else (),
+        differences=differences(before[1], entry_contents(entry)) if before[0] else (),
         **_progress(entry, run, runs, expected),
     )
 
@@ -121,11 +120,11 @@ def _before(entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.R
     """The training that comes before an entry, of the same script, in the queue or else among the runs."""
     earlier = [e for e in shown.entries[: shown.entries.index(entry)] if e.script == entry.script]
     if earlier:
-        return earlier[-1].name, entry_values(earlier[-1])
+        return earlier[-1].name, entry_contents(earlier[-1])
     entries = {e.run for e in shown.entries if e.run}
     for run in runs if entry.waits else ():
         if run.facts.get("script") == entry.script and run.id not in entries:
-            return str(run.facts.get("output_name") or run.id), run_values(run)
+            return run.name, run_contents(run)
     return "", {}
 
 
@@ -134,6 +133,18 @@ def run_values(run: reader.RecordedRun) -> JsonObject:
     path = run.folder / layout.TOML
     values = _values_of_file(str(path), layout.signature(str(path)))
     return values or {name: value for part in resume.run_settings(run).values() for name, value in part.items()}
+
+
+def run_contents(run: reader.RecordedRun) -> JsonObject:
+    """Return the settings of a run, with what its files said when it began in place of their paths."""
+    values = run_values(run)
+    named = job_files.files_in(values, str(run.facts.get("folder") or ""))
+    return file_contents.with_contents(values, named | job_files.copied_files(run.folder))
+
+
+def entry_contents(entry: queue.QueueEntry) -> JsonObject:
+    """Return the settings of an entry, with what its files say in place of their paths."""
+    return file_contents.with_contents(entry_values(entry), job_files.copied_files(queue.queue_folder() / entry.id))
 
 
 def entry_values(entry: queue.QueueEntry) -> JsonObject:
@@ -155,16 +166,8 @@ def _values_of_file(path: str, written: tuple[int, int, int]) -> JsonObject:
 def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, ...]:
     """Return the options that differ, those that a training sets for itself first."""
     names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
-    found = [Difference(name, value_text(before.get(name)), value_text(values.get(name))) for name in names]
-    return tuple(found[:MAX_DIFFERENCES])
-
-
-def value_text(value: object) -> str | None:
-    """Return a value of a config as text, of a path only its name; None for a value that is not set."""
-    if value is None or isinstance(value, bool):
-        return None if value is None else str(value).lower()
-    if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value))
-    text = str(value)
-    text = os.path.basename(text) or text if os.path.isabs(text) else text
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]} …"
+    found = []
+    for name in names[:MAX_DIFFERENCES]:
+        both = before.get(name), values.get(name)
+        found.append(Difference(name, *file_contents.texts_beside(both), words=file_contents.words_of(name, both)))
+    return tuple(found)

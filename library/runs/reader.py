@@ -92,6 +92,11 @@ class RecordedRun(ProcessFolder):
     """One run in its current state."""
 
     @property
+    def name(self) -> str:
+        """What users call it: two runs may have the same name."""
+        return str(self.facts.get("output_name") or self.id)
+
+    @property
     def is_here(self) -> bool:
         return self.facts.get("host", process.HOST) == process.HOST
 

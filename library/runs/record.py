@@ -20,7 +20,7 @@ import psutil
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
-from library.runs import layout, process, registry, restoring
+from library.runs import job_files, layout, process, registry, restoring, webhook
 from library.runs.gpu_log import GpuLog
 from library.runs.refusal import Secrets
 
@@ -80,6 +80,8 @@ class Record:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
             folder.mkdir(parents=True)
             facts = {"id": folder.name, "started": time.time(), "from": "shell", "folder": str(Path.cwd())}
+            with contextlib.suppress(OSError, ConfigError):  # to compare runs: a full disk is noticed elsewhere
+                job_files.copy_files(job_files.files_in(_flat(config), ""), folder)
         else:
             folder = Path(prepared).absolute()
         facts |= {
@@ -209,7 +211,6 @@ class Record:
         if self._log:
             logging.getLogger().removeHandler(self._log)
             self._log.close()
-        from library.runs import webhook  # here, as only ends of trainings need a client of HTTP
 
         webhook.tell_end(self.folder, self.facts)
 
@@ -260,6 +261,12 @@ class Record:
                 layout.store(self.folder / layout.RUN, self.facts)
             except (OSError, ConfigError):  # after a full disk or a reader's open file the next heartbeat tries again
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
+
+
+def _flat(config: JsonMapping) -> JsonObject:
+    """Return the values of a config that is flat or by section, by option."""
+    sections = [values for values in config.values() if isinstance(values, dict)]
+    return {name: value for values in (config, *sections) for name, value in values.items()}
 
 
 def error_sentence(error: BaseException) -> MessageLike:

@@ -58,9 +58,9 @@ def run_toml(run: reader.RecordedRun) -> str:
 def find_run_problems(run: reader.RecordedRun) -> Iterator[Message]:
     """Return what prevents resuming."""
     if run.active:
-        yield Message("{run} is still {state}: stop it first.", run=run.id, state=Message(run.state))
+        yield Message("{run} is still {state}: stop it first.", run=run.name, state=Message(run.state))
     if not run.facts.get("script"):
-        yield Message("{run} does not say which script it ran: start it again from its config.", run=run.id)
+        yield Message("{run} does not say which script it ran: start it again from its config.", run=run.name)
 
 
 def check_resumable(run: reader.RecordedRun) -> None:

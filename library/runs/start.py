@@ -74,7 +74,7 @@ def begin_job(job: TrainingJob) -> str:
         if not devices and not active:
             raise ConfigError("The GPU generates images or makes a cache: wait until that has ended, or stop it there.")
         if not devices:
-            names = together([run.id for run in active])
+            names = together([run.name for run in active])
             template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
             if len(active) > 1:
                 template = (
@@ -86,7 +86,7 @@ def begin_job(job: TrainingJob) -> str:
                 Problem(
                     "output_name",
                     ": {run} is writing {name} into this folder; choose another name.",
-                    run=twin.id,
+                    run=twin.name,
                     name=job.name,
                 )
             )
@@ -129,6 +129,8 @@ def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
         copies = job_files.copy_files(job.files, folder)
         toml = job_files.with_options(job.toml, {option: str(path) for option, path in copies.items()})
         write_atomic(folder / layout.TOML, toml)
+        if not job.files:  # the training uses the files themselves; how they were now is part of the record
+            job_files.copy_files(job_files.named_files(job), folder)
         facts = {
             "id": folder.name,
             "script": job.script,

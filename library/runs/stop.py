@@ -43,7 +43,7 @@ def request(run_id: str, how: str) -> None:
     if not run.active:
         return
     if how == "kill" and not run.is_here:
-        raise ConfigError("{run_id} works on another computer: end its processes there.", run_id=run_id)
+        raise ConfigError("{run_id} works on another computer: end its processes there.", run_id=run.name)
     if layout.STOPS.index(how) > layout.STOPS.index(layout.stop_asked(run.folder)):
         write_atomic(run.folder / layout.STOP, how)
     if how == "kill":
@@ -125,7 +125,7 @@ def refuse_ended(run: reader.RecordedRun) -> None:
     """Raise ConfigError for a run that has ended."""
     if not run.active:
         template = "{run} has ended and takes no more requests."
-        raise ConfigError(Problem("", template, run=run.id, code="busy"))
+        raise ConfigError(Problem("", template, run=run.name, code="busy"))
 
 
 def refuse_early_kill(run: reader.RecordedRun) -> None:

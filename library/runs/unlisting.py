@@ -12,15 +12,15 @@ REMOVED = "removed-runs"  # beside the folder of pointers
 def remove_run(run_id: str) -> None:
     """Take a run that has ended off the list. Raises ConfigError for an active or unknown one."""
     run = reader.existing_run(run_id)
-    refuse_active(run, run.id)
+    refuse_active(run)
     _move(run.id, _listed(), _removed())
 
 
-def refuse_active(run: reader.RecordedRun, name: str) -> None:
+def refuse_active(run: reader.RecordedRun) -> None:
     """Raise ConfigError for a run that is active."""
     if run.active:
         template = "{run} is still {state}: stop it first."
-        raise ConfigError(Problem("", template, run=name, state=Message(run.state), code="busy"))
+        raise ConfigError(Problem("", template, run=run.name, state=Message(run.state), code="busy"))
 
 
 def restore_run(run_id: str) -> None:

@@ -1,10 +1,11 @@
 """Several runs beside each other: which settings differ, and what came of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from library.config.problems import ConfigError
-from library.runs import overview, queue_rows, reader
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, MessageLike
+from library.runs import file_contents, overview, queue_rows, reader
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,8 @@ class ComparedOption:
     """An option that is not the same in all runs, with the value in each; None for the default."""
 
     option: str
-    values: tuple[str | None, ...]
+    values: tuple[MessageLike | None, ...]
+    words: str = ""  # what differs where the option names a file, such as "prompts differ"
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,14 @@ def compare_runs(runs: Sequence[reader.RecordedRun]) -> RunComparison:
     """Return the options in which runs differ. Raises ConfigError for fewer than two."""
     if len(runs) < 2:
         raise ConfigError("name two runs or more to compare")
-    values = [queue_rows.run_values(run) for run in runs]
-    names = dict.fromkeys(name for each in values for name in each if name not in queue_rows.OWN_NAMES)
-    rows = [ComparedOption(name, tuple(queue_rows.value_text(each.get(name)) for each in values)) for name in names]
-    differing = [row for row in rows if len(set(row.values)) > 1]
-    return RunComparison(tuple(overview.summaries(runs)), tuple(differing))
+    settings = [queue_rows.run_contents(run) for run in runs]
+    names = dict.fromkeys(name for each in settings for name in each if name not in queue_rows.OWN_NAMES)
+    return RunComparison(tuple(overview.summaries(runs)), tuple(_differing(settings, names)))
+
+
+def _differing(settings: Sequence[JsonObject], names: Iterable[str]) -> Iterator[ComparedOption]:
+    for name in names:
+        values = [each.get(name) for each in settings]
+        if len({file_contents.comparable(value) for value in values}) > 1:
+            words = file_contents.words_of(name, values)
+            yield ComparedOption(name, tuple(file_contents.texts_beside(values)), words)

@@ -62,7 +62,7 @@ def resume_run(run: reader.RecordedRun) -> Resumed:
     """
     if not run.active and not queue.can_resume(run, reader.runs()):  # another browser was faster, or it is complete
         template = "{run} has finished, or was resumed already."
-        raise ConfigError(Problem("", template, run=run.id, code=queue.BUSY))
+        raise ConfigError(Problem("", template, run=run.name, code=queue.BUSY))
     job, state = continuation(run), resume.newest_state(run)
     active = [other.facts for other in reader.runs() if other.active and other.is_here]
     if gpu_slots.choose_devices(job.how, gpu_slots.free_devices(active)):

@@ -40,8 +40,9 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
     box = visitor.page.locator("#lora-section-cache .field:has([data-option=cache_latents_to_disk])")
     box.get_by_role("button", name="Make this cache now").click()
     visitor.until("Cache of images").until("caching latents 4 / 12")
+    assert visitor.page.locator(".job .track").get_attribute("aria-valuetext") == "caching latents 4 / 12"
     box.get_by_role("button", name="Make this cache now").click()
-    visitor.until("is still running")
+    visitor.until("Cache of images is still running")
     visitor.page.locator(".message:visible .away").click()
     (job,) = jobs.jobs_of_kinds(CACHING_KIND)
     jobs.stop_job(job)

@@ -7,6 +7,7 @@ from kohya_gui.tools import commands
 from kohya_gui.tools.commands import ToolCommands
 from library.config.problems import ConfigError
 from library.jobs import job
+from library.runs import layout, process
 
 
 @pytest.fixture
@@ -93,3 +94,35 @@ def test_the_markup_has_every_option_once():
         for field in form.fields:
             assert markup.count(f'id="tools-{name}-{field.name}"') == 1, (name, field.name)
     assert 'data-pick="new"' in markup and markup.count("data-pick") >= 12
+
+
+def running(kind, *words):
+    folder = job.new(kind)
+    facts = {"kind": kind, "state": "running", "arguments": words, **process.identity()}
+    layout.store(folder / job.JOB, facts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "title"),
+    [
+        ("caption", ["caption", "wd14", "images"], "WD14 tagger"),
+        ("caching", ["cache", "latents", "images-flux_train_network.toml"], "Cache of images"),
+        ("models", ["models", "get", "--into=models"], "Download"),
+        ("sample", ["sample", "flux_train_network.toml"], "Generate"),
+        ("compare", ["compare", "fox-20260101-120000-abcd"], "Compare"),
+        ("demo", ["demo", "--no-train"], "Demo"),
+    ],
+)
+def test_a_second_process_of_a_kind_waits_for_the_first_by_its_title(page, kind, words, title):
+    commands.refuse_second(kind)
+    running(kind, *words)
+    with pytest.raises(ConfigError, match=f"^{title} is still running"):
+        commands.refuse_second(kind)
+
+
+def test_three_tools_may_run_at_once(page):
+    for _ in range(3):
+        commands.refuse_second("tools")
+        running("tools", "tools", "merge")
+    with pytest.raises(ConfigError, match="^Merge is still running"):
+        commands.refuse_second("tools")

@@ -138,3 +138,41 @@ def test_a_record_is_read_when_it_was_written_and_not_with_each_request(tmp_path
         for _ in range(3):
             after = changes(record.id)
         assert opened == [record.folder] and after["parts"]["head"] != before["parts"]["head"]
+
+
+@pytest.mark.browser
+def test_what_a_request_without_an_answer_has_said_is_corrected_when_the_server_is_back(visit):
+    visitor = visit()
+    for path in ("press", "panel"):
+        visitor.page.route(f"**/own/{path}", lambda route: route.abort())
+    visitor.click("Check")
+    visitor.until("does not answer: is it still running?", ".bar .message.bad")
+    visitor.page.unroute("**/own/press")
+    visitor.page.unroute("**/own/panel")
+    visitor.until("The page's server did not answer, but does now: try again.", ".bar .message.plain")
+    assert visitor.page.get_by_text("is it still running?").count() == 0
+    visitor.complaints.clear()  # the failed requests
+
+
+@pytest.mark.browser
+def test_a_form_that_could_not_be_loaded_comes_when_the_server_is_back(visit):
+    visitor = visit()
+    for path in ("form*", "panel"):
+        visitor.page.route(f"**/own/{path}", lambda route: route.abort())
+    visitor.page.reload()
+    visitor.until("does not answer: is it still running?", ".training .message")
+    visitor.page.unroute("**/own/form*")
+    visitor.page.unroute("**/own/panel")
+    visitor.page.locator("form.settings:visible").wait_for()
+    visitor.complaints.clear()
+
+
+@pytest.mark.browser
+def test_the_queue_says_no_more_that_the_server_does_not_answer_when_it_is_back(visit):
+    visitor = visit()
+    visitor.room("Runs")
+    visitor.page.route("**/api/v1/queue", lambda route: route.abort())
+    visitor.until("is it still running?", ".queue .answer.bad")
+    visitor.page.unroute("**/api/v1/queue")
+    visitor.page.wait_for_function("document.querySelector('.queue .answer').textContent === ''")
+    visitor.complaints.clear()

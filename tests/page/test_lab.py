@@ -115,7 +115,9 @@ def test_the_lab_in_a_browser(visit, pretending):
     page.locator("#lab-sizes").fill("128")
     visitor.click("Measure speed")
     shown("Running", "Training step at 512")
-    assert page.get_by_role("button", name="Profile a step", exact=True).is_disabled()
+    assert page.get_by_role("button", name="Profile a step", exact=True).is_disabled() and page.locator(
+        ".lab [role=progressbar]"
+    ).get_attribute("aria-valuetext")
     visitor.open()
     enter()
     shown("Running", "eager")

@@ -3,6 +3,9 @@
 import io
 import json
 import math
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,8 +16,9 @@ from starlette.testclient import TestClient
 from kohya_gui.api.building import build_api
 from kohya_gui.panel import monitor, samples
 from kohya_gui.runs.runs import RunsRoom
+from kohya_gui.sampling import sampling
 from library.config.problems import ConfigError
-from library.runs import keys, layout, notes, reader, registry
+from library.runs import keys, layout, notes, process, reader, registry
 
 
 def recorded(home, name, rate, **facts):
@@ -40,6 +44,18 @@ def recorded(home, name, rate, **facts):
     layout.store(folder / layout.RUN, told)
     registry.add_pointer(folder)
     return folder
+
+
+def levels(colour):
+    """Return red, green and blue from 0 to 255 of a colour as a browser gives it."""
+    numbers = [float(number) for number in re.findall(r"[\d.]+", colour.replace("srgb", ""))][:3]
+    return [number * 255 for number in numbers] if colour.startswith("color(") else numbers
+
+
+def at_work(home):
+    """Write the record of a training at work, whose process is killed as the visit ends."""
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    recorded(home, "one", 1e-4, state="running", ended=None, **process.identity(worker.pid))
 
 
 def test_the_panel_shows_samples_of_a_run_at_work_above_its_numbers(tmp_path, monkeypatch):
@@ -189,7 +205,12 @@ def test_two_runs_of_one_name_are_told_apart_in_the_table_and_in_charts(visit, t
         table.get_by_text(end).wait_for()
     for box in table.get_by_label("Choose cat", exact=True).all():
         box.check()
-    page.get_by_role("button", name="Compare", exact=True).click()
+    compare = page.get_by_role("button", name="Compare", exact=True)
+    compare.hover()
+    page.wait_for_timeout(300)  # colours change gradually
+    text, ground = compare.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
+    assert sum(abs(one - two) for one, two in zip(levels(text), levels(ground), strict=True)) > 200, (text, ground)
+    compare.click()
     for end in ends:
         page.locator('[data-chart="loss"] .values', has_text=f"cat ({end})").wait_for()
         page.locator(".run-samples", has_text=f"cat ({end})").wait_for()
@@ -255,6 +276,11 @@ def test_a_prompt_that_a_resume_has_changed_is_not_mixed_with_the_one_before(tmp
     second = recorded(tmp_path, "second", 1e-4, resumes=first.name)
     later = [line for line in (second / layout.PROGRESS).read_text().splitlines() if json.loads(line)["step"] > 20]
     (second / layout.PROGRESS).write_text("\n".join(later).replace("a dog", "a red dog") + "\n")
+    beside = sampling._of_samples(reader.existing_run(second.name))
+    assert beside["rows"] == ["a <b>cat</b>", "a dog", "a red dog"]
+    makers = [[cell and cell["large"].split("/")[3] for cell in row] for row in beside["cells"]]
+    one, two = first.name, second.name
+    assert makers == [[one, two, two], [one, None, None], [None, two, two]]
     parts = {name: part.render() for name, part in monitor.panel_parts(second.name).items()}
     rows = parts["gallery"].split('<div class="strip"')[1:]
     assert [row.count('class="sample"') for row in rows] == [3, 1, 2]  # the cat, the first dog, and the red one
@@ -262,3 +288,56 @@ def test_a_prompt_that_a_resume_has_changed_is_not_mixed_with_the_one_before(tmp
     sheet = Image.open(io.BytesIO(samples.show_learned({"run": second.name}).body)).convert("RGB")
     colours = {colour for _, colour in sheet.getcolors(1 << 20)}
     assert {(0, 80, 0), (120, 80, 40), (240, 80, 40)} <= colours and (0, 80, 40) not in colours
+
+
+@pytest.mark.browser
+def test_the_page_of_a_run_has_a_row_for_each_wording_of_a_prompt(visit, tmp_path):
+    folder = recorded(tmp_path, "one", 1e-4)
+    *before, last = (folder / layout.PROGRESS).read_text().splitlines()
+    (folder / layout.PROGRESS).write_text("\n".join([*before, last.replace("a dog", "a red dog")]) + "\n")
+    page = visit().page
+    page.goto(f"{page.url.split('#')[0]}#runs/{folder.name}")
+    rows = page.locator(".run-samples tbody tr")
+    rows.nth(2).wait_for()
+    pictures = [(row.locator("th").inner_text(), row.locator("button").count()) for row in rows.all()]
+    assert pictures == [("a <b>cat</b>", 3), ("a dog", 2), ("a red dog", 1)]
+    rows.nth(2).locator("button").click()
+    viewer = page.locator("dialog.viewer")
+    assert viewer.locator("header p").inner_text() == "a red dog" and viewer.locator(".earlier").is_disabled()
+    viewer.locator(".up").click()
+    assert viewer.locator("header p").inner_text() == "a dog"
+    assert viewer.locator(".at").inner_text() == "Step 30 · 2 of 2"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_progress_and_stop_stay_in_view_while_a_tall_panel_is_scrolled(visit, tmp_path, size):
+    at_work(tmp_path)
+    page = visit().page
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    if size[0] < 880:
+        page.get_by_label("Details of the run").click()
+    page.locator(".live .sample").first.wait_for()
+    page.locator(".live details.log").scroll_into_view_if_needed()
+    page.locator(".live details.log summary").click()
+    page.mouse.wheel(0, 400)
+    page.wait_for_function("document.querySelector('.live').getBoundingClientRect().top < -100")
+    bar = page.get_by_role("progressbar", name="Progress")
+    for part in (bar, page.get_by_role("button", name="Stop now", exact=True)):
+        part.click(trial=True)  # nothing covers it
+        box = part.bounding_box()
+        assert 0 <= box["y"] < 250
+
+
+@pytest.mark.browser
+def test_progress_is_also_said_in_words_in_the_readers_language(visit, tmp_path):
+    at_work(tmp_path)
+    visitor = visit()
+    page, bars = visitor.page, visitor.page.locator("[role=progressbar]:visible")
+    page.locator("[role=progressbar][aria-valuetext^='Step 60 / 60']:visible").wait_for()
+    visitor.room("Runs")
+    page.locator(".runs-table [role=progressbar][aria-valuetext='Step 60 / 60']").wait_for()
+    page.locator("select.language").select_option("zh")
+    page.locator("[aria-valuetext^='第 60 / 60 步']:visible").wait_for()
+    assert bars.get_attribute("aria-valuenow") == "100"
+    page.locator("select.language").select_option("en")

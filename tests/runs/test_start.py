@@ -95,7 +95,7 @@ def test_stop_after_this_step_lets_it_finish(tmp_path, monkeypatch):
 
 def test_only_one_run_at_a_time(tmp_path, monkeypatch):
     run_id = launch(tmp_path, monkeypatch)
-    with pytest.raises(ConfigError, match="stop it, or wait"):
+    with pytest.raises(ConfigError, match="^cat is still (starting|running): stop it, or wait"):
         launch(tmp_path, monkeypatch)
     stop.request(run_id, "kill")
     stop.request(launch(tmp_path, monkeypatch), "kill")

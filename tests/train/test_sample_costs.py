@@ -46,10 +46,11 @@ def test_the_record_keeps_the_pictures_and_the_panel_shows_their_cost(demo, squa
     assert total["seconds"] == pytest.approx(sum(event["seconds"] for event in events), abs=0.01)
     assert total["share"] == events[-1]["share"]
     run = reader.run_at(made.folder)
-    shown = gallery.gallery(run, reader.progress(run.folder).update())
-    assert (
-        f"2 pictures in {events[-1]['seconds']:.1f} s; samples took {events[-1]['share']:.0%} of the training" in shown
-    )
+    progress = reader.progress(run.folder).update()
+    cost = f"2 pictures in {events[-1]['seconds']:.1f} s; samples took {events[-1]['share']:.0%} of the training"
+    assert f"{cost}</p>" in gallery.gallery(run, progress)
+    run.facts["state"] = "running"
+    assert f"{cost} so far</p>" in gallery.gallery(run, progress)
     assert bundle.EVENTS["preview"] == ("step", "pictures", "seconds", "share") and "previews" in bundle.BUNDLED_FACTS
 
 
@@ -66,7 +67,7 @@ def test_a_clock_that_is_set_back_changes_no_share(demo, tmp_path, squares, prom
 @pytest.mark.parametrize("damaged", [{}, {"pictures": 2}, {"pictures": "x", "seconds": 1, "share": 0.1}])
 def test_a_damaged_or_older_record_shows_no_cost(tmp_path, damaged):
     (tmp_path / layout.PROGRESS).write_text(json.dumps({"kind": "preview", **damaged}) + "\n", encoding="utf-8")
-    assert gallery._cost_html(reader.progress(tmp_path).update()) == ""
+    assert gallery._cost_html(reader.progress(tmp_path).update(), active=True) == ""
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
