@@ -17,6 +17,8 @@ GIVEN = {"compile": True, "compile_warmup": "true", "max_train_steps": 2, "seed"
 REASONS = [
     ({}, ""),
     ({"compile_warmup": "auto"}, "beside the first steps"),
+    ({"compile_warmup": "auto", "cuda_graphs": "false"}, ""),  # only recorded steps are worth taking meanwhile
+    ({"compile_warmup": "beside", "cuda_graphs": "false"}, "beside the first steps"),
     ({"compile_mode": "max-autotune"}, "timed"),
     ({"compile_autotune": True}, "timed"),
     ({"compile_backend": "aot_eager"}, "inductor"),

@@ -74,7 +74,8 @@ class ParallelCompiler:
         options = config.compile
         if self._world.device.type != "cuda" or self._world.ranks > 1:
             return "several processes compile for one GPU alone"
-        if not config.compile.why_not_in_background(config):
+        unrecorded = options.compile_warmup == "auto" and options.why_not_recorded(config)
+        if not (unrecorded or options.why_not_in_background(config)):
             return "one may compile beside the first steps"
         if options.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
