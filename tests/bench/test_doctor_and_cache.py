@@ -182,7 +182,7 @@ def test_the_cache_is_shown_shrunk_and_cleaned(cache, home, capsys):
 def test_the_cache_stays_while_something_trains(cache, home, monkeypatch, capsys):
     from library.runs import reader
 
-    monkeypatch.setattr(reader, "active", lambda: type("Run", (), {"id": "cat-1"}))
+    monkeypatch.setattr(reader, "active", lambda: type("Run", (), {"name": "cat-1"}))
     assert main.main(["cache", "--clean"]) == 1
     assert "cat-1 is training" in capsys.readouterr().err
     assert len(list(cache.iterdir())) == 3

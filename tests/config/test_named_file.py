@@ -52,7 +52,7 @@ def test_a_probe_does_not_mind_what_a_training_has_left(monkeypatch):
     there = Problem("output_name", ": cat.safetensors would be overwritten", code=paths.THERE)
     monkeypatch.setattr(probe.data, "check_data", lambda config, grid: None)
     monkeypatch.setattr(preflight, "evaluate", lambda config, images: ([there], []))
-    monkeypatch.setattr(probe.reader, "active", lambda: SimpleNamespace(id="other", state="running"))
+    monkeypatch.setattr(probe.reader, "active", lambda: SimpleNamespace(name="other", state="running"))
     with pytest.raises(ConfigError, match="other is still running"):
         probe.run_probe(SimpleNamespace(grid=None), {}, None)
     other = Problem("output_name", "is wrong")

@@ -192,7 +192,8 @@ def test_a_value_that_cannot_be_read_has_that_of_the_preset_as_its_fix(tmp_path)
     begun = start_preset.starts("lora", {"sdxl": CONFIGS["lora"]["sdxl"]})["sdxl"]["values"]
     message = html.unescape(loaded(path)["message"])
     assert re.findall('data-fix="({.*?})"', message) == [
-        json.dumps({name: begun[name]}) for name in ("learning_rate", "network_dim")
+        json.dumps({name: begun[name]})
+        for name in ("network_dim", "learning_rate")  # in the order of the form
     ]
 
 

@@ -355,7 +355,9 @@ def test_what_a_run_of_the_page_prints_goes_on_into_its_new_log(tmp_path):
         "import sys, time, shutil, pathlib; from library.runs import record, layout\n"
         "record.HEARTBEAT = 0.05\n"
         "with record.Record.start({}, 'sdxl_train', sys.argv[1], 'cat') as made:\n"
-        "    print('one', flush=True); shutil.rmtree(sys.argv[1])\n"
+        "    print('one', flush=True)\n"
+        "    # at once, as the heartbeat writes meanwhile\n"
+        "    shutil.rmtree(pathlib.Path(sys.argv[1]).rename(sys.argv[1] + '-gone'))\n"
         "    while not made.facts.get('restored'): time.sleep(0.02)\n"
         "    print('two', flush=True)"
     )
