@@ -120,9 +120,13 @@ class CompileProcess:
             self._follower.join(timeout=seconds)
         return self._follower is None or not self._follower.is_alive()
 
+    def kill(self) -> None:
+        """Kill the process if it still runs, without waiting."""
+        self._process.kill()
+
     def stop(self) -> None:
         """Kill the process if it still runs, and wait until its memory is free."""
-        self._process.kill()
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
         self.wait(10)
