@@ -18,6 +18,7 @@ GIVEN = {"compile": True, "compile_warmup": "true", "max_train_steps": 2, "seed"
 REASONS = [
     ({}, ""),
     ({"compile_warmup": "auto"}, "beside the first steps"),
+    ({"compile_warmup": "false"}, "in the steps"),
     ({"compile_mode": "max-autotune"}, "timed"),
     ({"compile_autotune": True}, "timed"),
     ({"compile_backend": "aot_eager"}, "inductor"),

@@ -71,7 +71,9 @@ class ParallelCompiler:
         options = config.compile
         if self._world.device.type != "cuda" or self._world.ranks > 1:
             return "several processes compile for one GPU alone"
-        if not config.compile.why_not_in_background(config):
+        if not options.ahead:
+            return "graphs are compiled in the steps that need them"
+        if not options.why_not_in_background(config):
             return "one may compile beside the first steps"
         if options.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
