@@ -355,6 +355,7 @@ def test_lokr_of_whole_matrices_needs_no_rank():
         ({"checkpoints_total_limit": 3}, {"save_last_n_steps": 1000, "save_last_n_steps_state": 1000}),
         ({"checkpoints_total_limit": 1}, {"save_last_n_steps": 1}),
         ({"checkpoints_total_limit": 0}, {"save_last_n_steps": None}),
+        ({"checkpoints_total_limit": 1e308}, {"save_last_n_steps": (int(1e308) - 1) * 500}),
         ({}, {"save_last_n_steps": 2000}),
         (
             {"checkpoint_epoch_interval": 2, "checkpoints_total_limit": 3},
