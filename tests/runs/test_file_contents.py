@@ -1,6 +1,7 @@
 """Trainings are compared by what their files of prompts and data sets say, not by what these are called."""
 
 import json
+import shutil
 
 import pytest
 
@@ -165,3 +166,11 @@ def test_prompts_that_cannot_be_copied_do_not_keep_a_training_from_starting(tmp_
 
     monkeypatch.setattr(type(tmp_path), "read_bytes", refuse)
     assert start._prepare(job, ["0"]).is_dir()
+
+
+def test_copies_come_back_with_the_record_if_the_folder_of_a_run_is_deleted_while_it_trains(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a cat\n", encoding="utf-8")
+    settings = {"sample": {"sample_prompts": str(tmp_path / "prompts.txt")}}
+    with Record.start(settings, "flux_train_network", tmp_path / "out", "cat") as record:
+        shutil.rmtree(record.folder)
+    assert queue_rows.run_contents(reader.run_at(record.folder))["sample_prompts"].lines == ("a cat",)
