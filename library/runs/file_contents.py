@@ -1,5 +1,6 @@
 """What the files of prompts and data sets say that trainings name: two of one name may differ."""
 
+import contextlib
 import functools
 import os
 from collections import Counter
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike
-from library.runs import layout
+from library.runs import job_files, layout
 
 DIFFER = {"sample_prompts": "prompts differ", "dataset_config": "data sets differ"}
 MAX_BYTES = 1_000_000  # of a file that is compared; the page keeps the lines of many
@@ -45,8 +46,11 @@ def _lines_of(path: str, written: tuple[int, int, int]) -> tuple[str, ...] | Non
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def with_contents(values: Mapping[str, object], files: Mapping[str, Path]) -> JsonObject:
-    """Return settings with the contents of files in place of their paths."""
+def with_contents(values: Mapping[str, object], folder: Path) -> JsonObject:
+    """Return settings with the contents of files in place of their paths, as far as a folder has copies of them."""
+    files: Mapping[str, Path] = {}
+    with contextlib.suppress(OSError):  # it may be deleted meanwhile
+        files = job_files.copied_files(folder)
     contents = {name: content for name, path in files.items() if name in values and (content := content_of(path))}
     return {**values, **{name: replace(content, name=str(values[name])) for name, content in contents.items()}}
 

@@ -140,12 +140,12 @@ def run_contents(run: reader.RecordedRun) -> JsonObject:
 
     The paths of a run without copies stay: its files may say something else by now.
     """
-    return file_contents.with_contents(run_values(run), job_files.copied_files(run.folder))
+    return file_contents.with_contents(run_values(run), run.folder)
 
 
 def entry_contents(entry: queue.QueueEntry) -> JsonObject:
     """Return the settings of an entry, with what its files say in place of their paths."""
-    return file_contents.with_contents(entry_values(entry), job_files.copied_files(queue.queue_folder() / entry.id))
+    return file_contents.with_contents(entry_values(entry), queue.queue_folder() / entry.id)
 
 
 def entry_values(entry: queue.QueueEntry) -> JsonObject:

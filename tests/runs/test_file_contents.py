@@ -174,3 +174,13 @@ def test_copies_come_back_with_the_record_if_the_folder_of_a_run_is_deleted_whil
     with Record.start(settings, "flux_train_network", tmp_path / "out", "cat") as record:
         shutil.rmtree(record.folder)
     assert queue_rows.run_contents(reader.run_at(record.folder))["sample_prompts"].lines == ("a cat",)
+
+
+def test_a_folder_that_cannot_be_listed_leaves_the_paths(tmp_path, monkeypatch):
+    run = with_prompts(tmp_path, "cat", "a cat\n")
+
+    def refuse(path):
+        raise PermissionError(13, "closed", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    assert queue_rows.run_contents(run)["sample_prompts"] == str(tmp_path / "prompts.txt")
