@@ -94,7 +94,7 @@ def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileCon
     rows: dict[str, list[MessageLike]] = {}
     for option in job_files.COPIED:
         plain = [option_values(config).get(option) for config in configs]
-        values = [found.get(option, value) for found, value in zip(contents, plain, strict=True)]
+        values = file_contents.of_one_kind([f.get(option, value) for f, value in zip(contents, plain, strict=True)])
         words = file_contents.words_of(option, values)
         if not words:
             continue

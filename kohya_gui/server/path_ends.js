@@ -8,6 +8,7 @@ const shown = new WeakMap();
 /** @param {HTMLInputElement} input */
 function showEnd(input) {
   if (input === document.activeElement) return;
+  input.style.textOverflow = input.value ? "clip" : ""; // an ellipsis would stand in place of the end
   input.scrollLeft = input.scrollWidth;
   shown.set(input, input.value);
 }

@@ -13,6 +13,7 @@ from library.config.problems import ConfigError
 from library.importers import diffusion_pipe, diffusion_pipe_data, musubi, onetrainer, simpletuner
 
 MayRead = Callable[[Path], bool]
+MAX_PARTS = 32  # of a relative path whose ends are looked for
 
 
 def everything(path: Path) -> bool:
@@ -66,9 +67,12 @@ def _with_simpletuner_files(settings: JsonObject, origin: Origin) -> JsonObject:
 
 def _read_named_file(settings: JsonMapping, key: str, origin: Origin, suffix: str) -> Any:
     """Return the content of the file that a key names; None if there is none."""
-    for file in _places(str(settings.get(key) or ""), origin.path.parent):
-        if file.suffix.lower() == suffix and origin.may_read(file) and file.is_file():
-            with contextlib.suppress(ConfigError):
+    name = str(settings.get(key) or "")
+    if not name.lower().endswith(suffix):
+        return None
+    for file in _places(name, origin.path.parent):
+        with contextlib.suppress(ConfigError, OSError):  # such as a name that is too long, or a closed folder
+            if origin.may_read(file) and file.is_file():
                 return load_json(file) if suffix == ".json" else load_toml(file)
     return None
 
@@ -79,10 +83,9 @@ def _places(name: str, folder: Path) -> Iterator[Path]:
     Programs name it relative to the folder in which they are started, such as config/cat/data.json in config/cat: what
     a relative path ends with is looked for in the same folders. A whole path means this file and no other.
     """
-    if name:
-        yield Path(name)
+    yield Path(name)
     is_whole = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive
     parts = [] if is_whole else [part for part in re.split(r"[/\\]", name) if part]
-    for start in range(len(parts)):
+    for start in range(len(parts) if len(parts) <= MAX_PARTS else 1):
         end = Path(*parts[start:])
         yield from (folder / end, folder.parent / end)

@@ -93,7 +93,7 @@ def steps_of_kept(count: float, interval: float) -> int:
 
     sd-scripts deletes what is older than `save_last_n_steps`, so the newest file itself is one more.
     """
-    return max(1, int((count - 1) * interval))
+    return max(1, (int(count) - 1) * int(interval))  # a product of floats may be infinite
 
 
 def flatten_tables(settings: JsonMapping, before: str = "") -> JsonObject:

@@ -1,9 +1,11 @@
 """What the files of prompts and data sets say that trainings name: two of one name may differ."""
 
+import contextlib
+import functools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from library.config.json_types import JsonObject
@@ -11,28 +13,30 @@ from library.config.problems import Message, MessageLike
 from library.runs import job_files, layout
 
 DIFFER = {"sample_prompts": "prompts differ", "dataset_config": "data sets differ"}
+MAX_BYTES = 1_000_000  # of a file that is compared; the page keeps the lines of many
 MAX_LINES = 3  # of a file that are shown
 MAX_LENGTH = 120  # characters of a line or a value that are shown
+CONTEXT = 20  # characters that are shown before the first that differs
 
 
 @dataclass(frozen=True)
 class FileContent:
     """A file of prompts or data sets. Files with the same lines are equal, whatever they are called."""
 
-    name: str = field(compare=False)
+    name: str = field(compare=False)  # as settings have it
     lines: tuple[str, ...]  # without empty ones and comments
 
 
 def content_of(path: Path) -> FileContent | None:
     """Return what a file says; None if it is not there, or too large to be compared."""
     lines = _lines_of(str(path), layout.signature(str(path)))
-    return None if lines is None else FileContent(path.name, lines)
+    return None if lines is None else FileContent(str(path), lines)
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _lines_of(path: str, written: tuple[int, int, int]) -> tuple[str, ...] | None:
     # `written` is part of the cache's key, as the page asks every second.
-    if not written[0] > 0 or written[1] > job_files.MAX_BYTES:
+    if not written[0] > 0 or written[1] > MAX_BYTES:
         return None
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
@@ -42,10 +46,22 @@ def _lines_of(path: str, written: tuple[int, int, int]) -> tuple[str, ...] | Non
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def with_contents(values: Mapping[str, object], files: Mapping[str, Path]) -> JsonObject:
-    """Return settings with the contents of files in place of their paths."""
+def with_contents(values: Mapping[str, object], folder: Path) -> JsonObject:
+    """Return settings with the contents of files in place of their paths, as far as a folder has copies of them."""
+    files: Mapping[str, Path] = {}
+    with contextlib.suppress(OSError):  # it may be deleted meanwhile
+        files = job_files.copied_files(folder)
     contents = {name: content for name, path in files.items() if name in values and (content := content_of(path))}
-    return {**values, **contents}
+    return {**values, **{name: replace(content, name=str(values[name])) for name, content in contents.items()}}
+
+
+def of_one_kind(values: Sequence[object]) -> Sequence[object]:
+    """Return values as they can be compared: contents if several are known and tell the files apart, else paths."""
+    contents = [value for value in values if isinstance(value, FileContent)]
+    is_unknown = any(value is not None and not isinstance(value, FileContent) for value in values)
+    if len(contents) > 1 and not (is_unknown and len(set(contents)) == 1):
+        return values
+    return [value.name if isinstance(value, FileContent) else value for value in values]
 
 
 def comparable(value: object) -> FileContent | str | None:
@@ -60,31 +76,35 @@ def words_of(option: str, values: Sequence[object]) -> str:
 
 def texts_beside(values: Sequence[object]) -> list[MessageLike | None]:
     """Return values as texts beside each other, which differ where the values do: of files the lines that not all of
-    them have, and of paths and long values the whole where their short forms are the same. None is not set."""
+    them have as often, and of paths and long values the whole where their short forms are the same. None is not set."""
     contents = [value for value in values if isinstance(value, FileContent)]
     if len(contents) < 2:
         short = {comparable(value): value_text(value) for value in values}
         is_short = len(set(short.values())) == len(short)
         return [value_text(value) if is_short else _plain(value) for value in values]
-    common = set(contents[0].lines).intersection(*(content.lines for content in contents))
-    is_order = all(common.issuperset(content.lines) for content in contents)
-    return [
-        value_text(value)
-        if not isinstance(value, FileContent)
-        else _in_order(value, contents[0])
-        if is_order
-        else _own_lines(value, common)
-        for value in values
-    ]
+    common = functools.reduce(Counter.__and__, (Counter(content.lines) for content in contents))
+    own = {content: [*(Counter(content.lines) - common)] for content in contents}
+    if not any(own.values()):
+        return [_in_order(v, contents[0]) if isinstance(v, FileContent) else value_text(v) for v in values]
+    same = _length_in_common([lines[0] for lines in own.values() if lines])
+    return [_own_lines(own[v], same) if isinstance(v, FileContent) else value_text(v) for v in values]
+
+
+def _length_in_common(lines: Sequence[str]) -> int:
+    """Return how many characters to leave out at the beginning of lines, as all begin with them: a JSON file may be
+    one long line."""
+    if len(lines) < 2 or max(map(len, lines)) <= MAX_LENGTH:
+        return 0
+    return max(len(os.path.commonprefix([*lines])) - CONTEXT, 0)
 
 
 def _in_order(content: FileContent, first: FileContent) -> Message:
     return Message("in this order" if content == first else "in another order")
 
 
-def _own_lines(content: FileContent, common: set[str]) -> MessageLike:
-    own = [line for line in dict.fromkeys(content.lines) if line not in common]
-    shown = "; ".join(map(_shortened, own[:MAX_LINES]))
+def _own_lines(own: Sequence[str], same: int) -> MessageLike:
+    first = [f"… {line[same:]}" if same else line for line in own[:1]]
+    shown = "; ".join(map(_shortened, [*first, *own[1:MAX_LINES]]))
     if len(own) > MAX_LINES:
         return Message("{lines}; and {count} more", lines=shown, count=len(own) - MAX_LINES)
     return shown or Message("none of these")
@@ -92,8 +112,6 @@ def _own_lines(content: FileContent, common: set[str]) -> MessageLike:
 
 def value_text(value: object) -> str | None:
     """Return a value of a config as text, of a path only its name; None for a value that is not set."""
-    if isinstance(value, FileContent):
-        return value.name
     text = _plain(value)
     return text and _shortened(os.path.basename(text) or text if os.path.isabs(text) else text)
 

@@ -1,5 +1,6 @@
 """The files that a training is started with: its config, and copies of the prompts and data sets that it names."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -34,9 +35,19 @@ def files_in(values: Mapping[str, object], folder: str) -> dict[str, Path]:
     for option in COPIED:
         value = values.get(option)
         path = Path(folder or ".", value) if isinstance(value, str | Path) and str(value) else None
-        if path and path.is_file() and path.stat().st_size <= MAX_BYTES:
-            files[option] = path
+        with contextlib.suppress(OSError):  # a folder that is closed, or a name that is too long
+            if path and path.is_file() and path.stat().st_size <= MAX_BYTES:
+                files[option] = path
     return files
+
+
+def record_files(values: Mapping[str, object], folder: str, run_folder: Path) -> None:
+    """Keep in a run's folder what the files say that its settings name; leave out what cannot be copied. The training
+    reads the files themselves, and says what is wrong with them.
+    """
+    for option, path in files_in(values, folder).items():
+        with contextlib.suppress(OSError, ConfigError):
+            copy_files({option: path}, run_folder)
 
 
 def values_of(toml: str) -> JsonObject:
@@ -56,10 +67,13 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
 
 
 def copied_files(folder: Path) -> dict[str, Path]:
-    """Return the files that `copy_files` has put into a folder."""
+    """Return the files that `copy_files` has put into a folder, by option. A link is none of them, and may lead
+    anywhere.
+    """
     if not folder.is_dir():
         return {}
-    return {path.stem: path for path in folder.iterdir() if path.stem in COPIED and path.is_file()}
+    found = (path for path in folder.iterdir() if path.stem in COPIED)
+    return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
 
 
 def forget_files(folder: Path) -> None:

@@ -136,15 +136,16 @@ def run_values(run: reader.RecordedRun) -> JsonObject:
 
 
 def run_contents(run: reader.RecordedRun) -> JsonObject:
-    """Return the settings of a run, with what its files said when it began in place of their paths."""
-    values = run_values(run)
-    named = job_files.files_in(values, str(run.facts.get("folder") or ""))
-    return file_contents.with_contents(values, named | job_files.copied_files(run.folder))
+    """Return the settings of a run, with what its files said when it began in place of their paths.
+
+    The paths of a run without copies stay: its files may say something else by now.
+    """
+    return file_contents.with_contents(run_values(run), run.folder)
 
 
 def entry_contents(entry: queue.QueueEntry) -> JsonObject:
     """Return the settings of an entry, with what its files say in place of their paths."""
-    return file_contents.with_contents(entry_values(entry), job_files.copied_files(queue.queue_folder() / entry.id))
+    return file_contents.with_contents(entry_values(entry), queue.queue_folder() / entry.id)
 
 
 def entry_values(entry: queue.QueueEntry) -> JsonObject:
@@ -168,6 +169,8 @@ def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, .
     names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
     found = []
     for name in names[:MAX_DIFFERENCES]:
-        both = before.get(name), values.get(name)
-        found.append(Difference(name, *file_contents.texts_beside(both), words=file_contents.words_of(name, both)))
+        both = file_contents.of_one_kind((before.get(name), values.get(name)))
+        if both[0] != both[1]:
+            words = file_contents.words_of(name, both)
+            found.append(Difference(name, *file_contents.texts_beside(both), words=words))
     return tuple(found)

@@ -80,8 +80,7 @@ class Record:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
             folder.mkdir(parents=True)
             facts = {"id": folder.name, "started": time.time(), "from": "shell", "folder": str(Path.cwd())}
-            with contextlib.suppress(OSError, ConfigError):  # to compare runs: a full disk is noticed elsewhere
-                job_files.copy_files(job_files.files_in(_flat(config), ""), folder)
+            job_files.record_files(_flat(config), "", folder)
         else:
             folder = Path(prepared).absolute()
         facts |= {

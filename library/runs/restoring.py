@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from library.files import write_atomic
-from library.runs import layout
+from library.runs import job_files, layout
 
 PREPARED_FILES = (layout.TOML, layout.LAUNCHER)  # written only once, when the run is prepared
 CONSOLE = (1, 2)  # standard output and errors: the log of a run that the page started
@@ -22,13 +22,16 @@ class FolderCopy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._names = [*PREPARED_FILES]
+        with contextlib.suppress(OSError):
+            self._names += [path.name for path in job_files.copied_files(folder).values()]
         self._small: dict[str, bytes] = {}
         self._log: IO[bytes] | None = None
         self.update()
 
     def update(self) -> None:
         """Read files added to the folder since the last call."""
-        for name in PREPARED_FILES:
+        for name in self._names:
             if name not in self._small:
                 with contextlib.suppress(OSError):
                     self._small[name] = (self.folder / name).read_bytes()

@@ -129,8 +129,8 @@ def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
         copies = job_files.copy_files(job.files, folder)
         toml = job_files.with_options(job.toml, {option: str(path) for option, path in copies.items()})
         write_atomic(folder / layout.TOML, toml)
-        if not job.files:  # the training uses the files themselves; how they were now is part of the record
-            job_files.copy_files(job_files.named_files(job), folder)
+        if not job.files:
+            job_files.record_files(job_files.values_of(job.toml), job.folder, folder)
         facts = {
             "id": folder.name,
             "script": job.script,

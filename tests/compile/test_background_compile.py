@@ -146,11 +146,18 @@ def test_the_process_is_less_important_to_the_system_than_the_training(monkeypat
     with pytest.raises(ConfigError):
         compile_worker.main()
     assert nicer == [10]
+    waited_for = '{"device": "cpu", "script": "no such script", "waited_for": true}'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(waited_for))
+    with pytest.raises(ConfigError):
+        compile_worker.main()
+    assert nicer == [10]
     monkeypatch.setattr(compile_process.subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0x4000, raising=False)
     monkeypatch.setattr(compile_process.subprocess, "Popen", lambda *_, **how: nicer.append(how) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compile_process.CompileProcess()
-    assert nicer[1]["creationflags"] == 0x4000
+    with pytest.raises(ZeroDivisionError):
+        compile_process.CompileProcess(waited_for=True)
+    assert [how["creationflags"] for how in nicer[1:]] == [0x4000, 0]
 
 
 def test_the_process_ends_with_its_input(monkeypatch):

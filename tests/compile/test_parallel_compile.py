@@ -1,5 +1,6 @@
 """Graphs compiled by several processes before the first step, which the training reads from the cache."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from library import families
 from library.compiler import prewarm, torch_private
 from library.config.building import build_config
-from library.train.compiling import compile_process, parallel_compile
+from library.train.compiling import compile_process, parallel_compile, process_room
 from library.train.compiling.parallel_compile import ParallelCompiler
 from tests.training import PLAIN_CODE, config_of, train
 
@@ -19,6 +20,7 @@ REASONS = [
     ({"compile_warmup": "auto"}, "beside the first steps"),
     ({"compile_warmup": "auto", "cuda_graphs": "false"}, ""),  # only recorded steps are worth taking meanwhile
     ({"compile_warmup": "beside", "cuda_graphs": "false"}, "beside the first steps"),
+    ({"compile_warmup": "false"}, "in the steps"),
     ({"compile_mode": "max-autotune"}, "timed"),
     ({"compile_autotune": True}, "timed"),
     ({"compile_backend": "aot_eager"}, "inductor"),
@@ -92,14 +94,74 @@ def test_reasons_to_compile_in_one_process(values, why):
     assert why in said and bool(why) == bool(said)
 
 
-def test_few_graphs_and_small_machines_need_no_further_process(monkeypatch):
-    monkeypatch.setattr(parallel_compile.os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(parallel_compile.psutil, "virtual_memory", lambda: SimpleNamespace(available=available * 2**30))
-    available = 64
-    assert [parallel_compile.most_processes(graphs) for graphs in (1, 3, 4, 16)] == [0, 0, 3, 7]
-    available = 10
-    assert parallel_compile.most_processes(16) == 2
-    available = 2
-    assert parallel_compile.most_processes(16) == 0
-    monkeypatch.setattr(parallel_compile.os, "cpu_count", lambda: 2)
-    assert parallel_compile.most_processes(16) == 0
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Let this machine have other cores and GiB of free memory (RAM), and no control groups."""
+    monkeypatch.setattr(process_room, "CONTROL_GROUPS", tmp_path)
+    having = SimpleNamespace(cores=16, gib=64)
+    monkeypatch.setattr(process_room.os, "sched_getaffinity", lambda _: range(having.cores), raising=False)
+    available = lambda: SimpleNamespace(available=having.gib * 2**30)  # noqa: E731
+    monkeypatch.setattr(process_room.psutil, "virtual_memory", available)
+    return having
+
+
+def test_few_graphs_and_small_machines_need_no_further_process(machine):
+    assert [process_room.most_processes(graphs) for graphs in (1, 3, 4, 16)] == [0, 0, 3, 7]
+    machine.gib = 10
+    assert process_room.most_processes(16) == 2
+    machine.gib = 2
+    assert process_room.most_processes(16) == 0
+    machine.gib, machine.cores = 10, 2
+    assert process_room.most_processes(16) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limits_of_a_container_count(version, machine, tmp_path, monkeypatch):
+    gib = 2**30
+    if version == 2:
+        files = {"cpu.max": "800000 100000", "memory.max": f"{12 * gib}", "memory.current": f"{4 * gib}"}
+        files["memory.stat"] = f"anon 1\ninactive_file {2 * gib}"
+    else:
+        files = {"cpu/cpu.cfs_quota_us": "800000", "cpu/cpu.cfs_period_us": "100000"}
+        files |= {"memory/memory.limit_in_bytes": f"{12 * gib}", "memory/memory.usage_in_bytes": f"{4 * gib}"}
+        files["memory/memory.stat"] = f"cache 1\ntotal_inactive_file {2 * gib}"
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    groups = tmp_path / "groups"
+    groups.write_text("4:memory:/docker/1\n2:cpu,cpuacct:/\n0::/docker/1\n", encoding="utf-8")
+    monkeypatch.setattr(process_room, "OWN_GROUPS", groups)
+    assert (process_room.usable_cores(), process_room.processes_in_memory()) == (8, 2)
+    for name in files:
+        (tmp_path / name).write_text("max 100000" if name == "cpu.max" else "max\n", encoding="utf-8")
+    assert (process_room.usable_cores(), process_room.processes_in_memory()) == (16, 20)
+
+
+def test_memory_that_the_model_took_meanwhile_is_not_given_to_a_process(machine, monkeypatch):
+    monkeypatch.setattr(parallel_compile.gpu_memory, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(parallel_compile.torch.cuda, "empty_cache", lambda: None)
+    compiler = ParallelCompiler(GPU, SimpleNamespace())
+    compiler._others += [SimpleNamespace()] * 7
+    calls = [SimpleNamespace(path="block", largest_tensor=1)] * 9
+    denoiser = torch.nn.ModuleDict({"block": torch.nn.Linear(1, 1)})
+    assert compiler._number_with_room(calls, denoiser) == 7
+    machine.gib = 9
+    assert compiler._number_with_room(calls, denoiser) == 2
+
+
+def test_the_processes_that_were_started_before_one_could_not_be_are_used_and_stopped(monkeypatch):
+    stopped: list[int] = []
+
+    def start(threads, waited_for):
+        if len(compiler._others) == 2:
+            raise OSError(12, "Cannot allocate memory")
+        return SimpleNamespace(kill=lambda: stopped.append(1), stop=lambda: stopped.append(2))
+
+    monkeypatch.setattr(parallel_compile, "CompileProcess", start)
+    monkeypatch.setattr(parallel_compile, "fingerprint_settings", lambda *given: "unknown")
+    monkeypatch.setattr(parallel_compile, "most_processes", lambda graphs: 4)
+    config = build_config(families.config_class("sdxl_train_network"), GIVEN, notes=[])
+    with ParallelCompiler(GPU, SimpleNamespace()) as compiler:
+        compiler.begin(config)
+    assert stopped == [1, 1, 2, 2]

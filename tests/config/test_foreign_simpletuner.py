@@ -324,6 +324,14 @@ def test_a_list_of_data_sets_beside_the_config_is_found_wherever_simpletuner_is_
     assert "/cats" in importers.import_file(folder / "config.json", CONFIGS).texts["dataset_config"]
 
 
+@pytest.mark.parametrize("named", ["a/" * 4000 + "x.json", "a" * 5000 + ".json"], ids=["folders", "letters"])
+def test_a_name_that_no_file_can_have_is_not_looked_for(tmp_path, named):
+    (tmp_path / "config.json").write_text(json.dumps({**LORA, "data_backend_config": named}), encoding="utf-8")
+    asked: list[Path] = []
+    imported = importers.import_file(tmp_path / "config.json", CONFIGS, may_read=lambda path: not asked.append(path))
+    assert outcome(imported, "data_backend_config").kind == "ignored" and len(asked) < 9
+
+
 def test_sizes_stay_and_images_are_asked_for_if_no_data_set_is_a_folder_of_this_computer():
     far = [{"id": "far", "type": "huggingface", "resolution": 768, "resolution_type": "pixel_area"}]
     imported = importers.import_content({**LORA, "data_backend_config": far}, CONFIGS)
@@ -347,6 +355,7 @@ def test_lokr_of_whole_matrices_needs_no_rank():
         ({"checkpoints_total_limit": 3}, {"save_last_n_steps": 1000, "save_last_n_steps_state": 1000}),
         ({"checkpoints_total_limit": 1}, {"save_last_n_steps": 1}),
         ({"checkpoints_total_limit": 0}, {"save_last_n_steps": None}),
+        ({"checkpoints_total_limit": 1e308}, {"save_last_n_steps": (int(1e308) - 1) * 500}),
         ({}, {"save_last_n_steps": 2000}),
         (
             {"checkpoint_epoch_interval": 2, "checkpoints_total_limit": 3},

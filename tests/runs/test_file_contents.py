@@ -1,6 +1,7 @@
 """Trainings are compared by what their files of prompts and data sets say, not by what these are called."""
 
 import json
+import shutil
 
 import pytest
 
@@ -47,6 +48,32 @@ def test_prompts_that_were_edited_between_two_runs_differ_by_their_lines(tmp_pat
     assert found(one, turned)[0][2] == ["in this order", "in another order"]
     many = with_prompts(tmp_path, "many", "".join(f"cat {number}\n" for number in range(9)))
     assert found(three, many)[0][2] == ["a cat --w 512", "cat 0; cat 1; cat 2; and 6 more"]
+
+
+def test_lines_that_are_there_more_often_and_the_ends_of_long_lines_are_told_apart(tmp_path):
+    one, two = with_prompts(tmp_path, "one", "a cat\na fox\n"), with_prompts(tmp_path, "two", "a cat\na fox\na cat\n")
+    assert found(one, two)[0][2] == ["none of these", "a cat"]
+    one, two = (with_prompts(tmp_path, name, json.dumps(["a very long prompt " * 20, name])) for name in ("x", "y"))
+    assert found(one, two)[0][2] == ['… ery long prompt ", "x"]', '… ery long prompt ", "y"]']
+
+
+def test_a_run_without_copies_is_compared_by_its_paths_as_its_files_may_say_something_else_by_now(tmp_path):
+    old, new, same = (with_prompts(tmp_path, name, "a cat\n") for name in ("old", "new", "same"))
+    (old.folder / "sample_prompts.txt").unlink()
+    (tmp_path / "prompts.txt").write_text("a dog\n", encoding="utf-8")
+    assert found(old, new) == found(old, new, same) == []
+    other = with_prompts(tmp_path, "other", "a fox\n", "other.txt")
+    assert found(old, other) == [("sample_prompts", "", ["prompts.txt", "other.txt"])]
+    assert found(old, new, other)[0][1:] == ("prompts differ", ["prompts.txt", "a cat", "a fox"])
+
+
+def test_a_link_in_the_folder_of_a_run_is_not_followed(tmp_path):
+    run, other = (with_prompts(tmp_path, name, f"a {name}\n") for name in ("cat", "dog"))
+    (tmp_path / "secret").write_text("a secret\n", encoding="utf-8")
+    copy = run.folder / "sample_prompts.txt"
+    copy.unlink()
+    copy.symlink_to(tmp_path / "secret")
+    assert found(run, other) == []
 
 
 def test_the_same_prompts_in_other_files_are_no_difference(tmp_path):
@@ -127,3 +154,33 @@ def test_a_training_that_starts_at_once_keeps_what_its_prompts_said(tmp_path, mo
     assert contents["sample_prompts"] == file_contents.FileContent("", ("a cat",))
     key = f"run:{folder.name}"
     assert compare.contents_of_key(key, None, []) == {"sample_prompts": contents["sample_prompts"]}
+
+
+def test_prompts_that_cannot_be_copied_do_not_keep_a_training_from_starting(tmp_path, monkeypatch):
+    (tmp_path / "prompts.txt").write_text("a cat\n", encoding="utf-8")
+    values = {"output_dir": str(tmp_path / "out"), "sample_prompts": str(tmp_path / "prompts.txt")}
+    job = start.job(build_config(config_class("flux_train_network"), values))
+
+    def refuse(path):
+        raise PermissionError(13, "closed", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "read_bytes", refuse)
+    assert start._prepare(job, ["0"]).is_dir()
+
+
+def test_copies_come_back_with_the_record_if_the_folder_of_a_run_is_deleted_while_it_trains(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a cat\n", encoding="utf-8")
+    settings = {"sample": {"sample_prompts": str(tmp_path / "prompts.txt")}}
+    with Record.start(settings, "flux_train_network", tmp_path / "out", "cat") as record:
+        shutil.rmtree(record.folder)
+    assert queue_rows.run_contents(reader.run_at(record.folder))["sample_prompts"].lines == ("a cat",)
+
+
+def test_a_folder_that_cannot_be_listed_leaves_the_paths(tmp_path, monkeypatch):
+    run = with_prompts(tmp_path, "cat", "a cat\n")
+
+    def refuse(path):
+        raise PermissionError(13, "closed", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+    assert queue_rows.run_contents(run)["sample_prompts"] == str(tmp_path / "prompts.txt")

@@ -47,13 +47,14 @@ def compile_job(
 class CompileProcess:
     """A process that compiles the graphs of calls, one after the other. It ends when this process does."""
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(self, threads: int = 0, waited_for: bool = False) -> None:
         """Start the process, which imports the compiler and waits for its job. `threads`: of inductor, by default half
-        of the cores. Raises OSError.
+        of the cores. Its priority is lower than that of the training, unless that waits for it. Raises OSError.
         """
         self.compiled = 0  # calls whose graphs are in the cache
         self.failure = ""  # why compiling has ended, "" if nothing failed
         self._waiting: deque[int] = deque()
+        self._waited_for = waited_for
         self._follower: threading.Thread | None = None
         environment = {**os.environ, **OUTPUT_IN_UTF_8}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT_ROOT), environment.get("PYTHONPATH"))))
@@ -68,7 +69,7 @@ class CompileProcess:
             encoding="utf-8",
             errors="replace",
             env=environment,
-            creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
+            creationflags=0 if waited_for else getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
         )
 
     def start(self, job: JsonObject, waiting: deque[int] | None = None) -> None:
@@ -76,7 +77,8 @@ class CompileProcess:
         default all of them.
         """
         self._waiting = deque(range(len(job["calls"]))) if waiting is None else waiting
-        self._follower = threading.Thread(target=self._follow, args=(json.dumps(job, default=str),), daemon=True)
+        line = json.dumps({**job, "waited_for": self._waited_for}, default=str)
+        self._follower = threading.Thread(target=self._follow, args=(line,), daemon=True)
         self._follower.start()
 
     def _follow(self, job: str) -> None:
@@ -120,9 +122,13 @@ class CompileProcess:
             self._follower.join(timeout=seconds)
         return self._follower is None or not self._follower.is_alive()
 
+    def kill(self) -> None:
+        """Kill the process if it still runs, without waiting."""
+        self._process.kill()
+
     def stop(self) -> None:
         """Kill the process if it still runs, and wait until its memory is free."""
-        self._process.kill()
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
         self.wait(10)

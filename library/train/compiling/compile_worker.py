@@ -52,8 +52,9 @@ def main() -> int:
     job = json.loads(sys.stdin.readline())
     wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()
-    with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
-        os.nice(NICER)
+    if not job.get("waited_for"):
+        with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
+            os.nice(NICER)
     device = torch.device(job["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)

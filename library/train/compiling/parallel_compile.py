@@ -5,12 +5,10 @@ list, the training among them, which then reads what the others have compiled fr
 """
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
 
-import psutil
 import torch
 from torch import nn
 
@@ -26,14 +24,12 @@ from library.distributed.world import World
 from library.train.compiling import background_estimate as estimate
 from library.train.compiling.compile_process import CompileProcess, compile_job
 from library.train.compiling.fingerprint import fingerprint_settings
+from library.train.compiling.process_room import most_processes, processes_in_memory, usable_cores
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 
 logger = logging.getLogger(__name__)
 
-FEWEST_GRAPHS = 4  # fewer are compiled before another process is ready: FLUX.1's two took longer that way
-CORES_EACH = 2  # a process keeps one busy with Python, and parts of others with Triton
-RAM_EACH = 3 * 2**30  # bytes of a process with its libraries and its part of Triton's processes
 GRAPH_TIMEOUT = 300.0  # seconds without a further graph, after which the rest is compiled here
 
 
@@ -63,17 +59,20 @@ class ParallelCompiler:
         if warm_cache.is_warm(self._name):
             return
         number = most_processes(families.compiling_cost(config)[0])
-        threads = max((os.cpu_count() or 1) // (number + 1), 1)
+        threads = max(usable_cores() // (number + 1), 1)
         try:
-            self._others += [CompileProcess(threads) for _ in range(number)]
+            for _ in range(number):
+                self._others.append(CompileProcess(threads, waited_for=True))
         except OSError as error:
-            logger.info("No process to compile in could be started: %s", error)
+            logger.info("A process to compile in could not be started: %s", error)
 
     def why_not(self, config: RunConfig) -> MessageLike:
         """Return why one process compiles all graphs, "" if several can."""
         options = config.compile
         if self._world.device.type != "cuda" or self._world.ranks > 1:
             return "several processes compile for one GPU alone"
+        if not options.ahead:
+            return "graphs are compiled in the steps that need them"
         unrecorded = options.compile_warmup == "auto" and options.why_not_recorded(config)
         if not (unrecorded or options.why_not_in_background(config)):
             return "one may compile beside the first steps"
@@ -109,6 +108,8 @@ class ParallelCompiler:
     def stop(self) -> None:
         """Stop the processes, if there are any left."""
         for other in self._others:
+            other.kill()
+        for other in self._others:
             other.stop()
         self._others.clear()
 
@@ -137,6 +138,8 @@ class ParallelCompiler:
             other.start(job, waiting)
         own = self._take_part(calls, waiting, plan, passes.denoiser)
         self._wait_for_others(own, len(calls))
+        for why in {other.failure for other in self._others if other.failure}:
+            logger.info("A process beside this one could not compile: %s", why)
         self._journal.say(
             f"Processes beside this one ({len(self._others)}) compiled {self._ready} of "
             f"{counted(len(calls), 'graph')}; all took {time.perf_counter() - began:.1f} s"
@@ -155,7 +158,8 @@ class ParallelCompiler:
         inputs = [call.largest_tensor for call in calls]
         each = estimate.bytes_to_compile(zip(weights, inputs, strict=True))
         left = gpu_memory.free_memory(self._world.device) - cudagraph.SPARE_BYTES - (each - estimate.CONTEXT_BYTES)
-        return min(len(self._others), len(calls) - 1, int(left // each))
+        # The model has been read since the processes were started.
+        return min(len(self._others), len(calls) - 1, processes_in_memory(), int(left // each))
 
     def _take_part(
         self, calls: Sequence[BlockCall], waiting: deque[int], plan: CompilePlan, denoiser: nn.Module
@@ -184,14 +188,6 @@ class ParallelCompiler:
 
     def _report(self, own: int, total: int) -> None:
         self._journal.phase(Message("compiling"), own + self._ready, total)
-
-
-def most_processes(graphs: int) -> int:
-    """Return how many processes this machine's processor and memory (RAM) have room for beside the training."""
-    if graphs < FEWEST_GRAPHS:
-        return 0
-    by_memory = psutil.virtual_memory().available // RAM_EACH - 1
-    return max(min(graphs - 1, (os.cpu_count() or 1) // CORES_EACH - 1, by_memory), 0)
 
 
 def slowest_first(calls: Sequence[BlockCall], denoiser: nn.Module) -> list[BlockCall]:
