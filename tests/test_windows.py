@@ -27,6 +27,7 @@ POSIX_ONLY = re.compile(
 # By module, what keeps Windows from it.
 GUARDED = {
     ("library.train.compiling.compile_worker", "os.nice"): "suppresses AttributeError",
+    ("library.train.compiling.process_room", "os.sched_getaffinity"): "looks whether it is there",
     ("library.train.saving.state_files", "os.posix_fallocate"): "hasattr",
     ("library.train.saving.state_files", "mmap.MAP_SHARED"): "behind it",
 }
