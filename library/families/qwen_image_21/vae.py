@@ -44,9 +44,12 @@ class Qwen21VAE(ImageVAE):
         """Decode one image [1, 16, h, w] in tiles, with the result of the whole image [1, 3, 8 h, 8 w]."""
         decoder = self.network.decoder
         hidden = decoder.conv_in(self.network.post_quant_conv(pixel_unshuffle(latents, 2)[:, :, None]))
-        first, *others = (functools.partial(block, first_chunk=True) for block in decoder.up_blocks)
-        hidden = first(decoder.mid_block(hidden))[:, :, 0]
-        outer = [(run, len(run.func.resnets), run.func.upsampler is not None) for run in others]
+        first, *others = decoder.up_blocks
+        hidden = first(decoder.mid_block(hidden), first_chunk=True)[:, :, 0]
+        outer = [
+            (functools.partial(block, first_chunk=True), len(block.resnets), block.upsampler is not None)
+            for block in others
+        ]
         return on_white(decode_outer(decoder, hidden, outer))
 
     def encode_tiled(self, pixels: Tensor) -> Tensor:
