@@ -3,9 +3,10 @@
     python -m benchmarks.beside_sd_scripts MODELS --rival ../sd-scripts --packages FOLDER --out results
     python -m benchmarks.beside_sd_scripts MODELS --rival ../sd-scripts --paired --steps 20 --precision no
 
-MODELS holds the folders `flux` and `sdxl` with the files of benchmarks/small_model. Both trainers get the same files,
-pictures, TOML, prompts and seeds, and each runs in a process of its own. sd-scripts has the real models' sizes in its
-code; sd_scripts_small.py sets those of the files. Packages that only sd-scripts wants are in the folder of --packages.
+MODELS holds the folders `flux` and `sdxl` with the files of benchmarks/small_model, as `small-models` in the folder of
+`kohya demo` does. Both trainers get the same files, pictures, TOML, prompts and seeds, each in a process of its own.
+sd-scripts has the real models' sizes in its code; sd_scripts_small.py sets those of the files. Packages that only
+sd-scripts wants are in the folder of --packages.
 
 Each trainer draws its own order, noise and timesteps, so a step of one curve is no step of the other: compare running
 means. With --paired both draw the same numbers, in one picture, from one LoRA: then every step is comparable.

@@ -7,8 +7,10 @@ Every picture is compared with the one without the cache, from the same seed: th
 
 import argparse
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from library import families
 from library.config.building import build_config
 from library.config.run_config import RunConfig
 from library.data import pixels
-from library.demo.small_model import SMALL_MODELS_FOLDER, small_model_of
+from library.demo.small_model import copy_small_model, small_model_of
 from library.families.base import Family, SampleRequest
 from library.families.shared.sampler import Sampler
 from library.sampling.feature_cache import FeatureCache, block_chain
@@ -46,14 +48,16 @@ def main() -> None:
     for family in asked.families:
         print(f"\n{families.facts_of(family).title}\n\n| threshold | passes skipped | PSNR, mean | lowest |")
         print("|---|---|---|---|")
-        for threshold, result in measure(family, asked.steps):
-            mean = sum(result.decibels) / len(result.decibels)
-            print(f"| {threshold} | {result.skipped:.0%} | {mean:.1f} dB | {min(result.decibels):.1f} dB |", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            copy_small_model(family, Path(folder))
+            for threshold, result in measure(family, asked.steps, Path(folder)):
+                mean, lowest = sum(result.decibels) / len(result.decibels), min(result.decibels)
+                print(f"| {threshold} | {result.skipped:.0%} | {mean:.1f} dB | {lowest:.1f} dB |", flush=True)
 
 
-def measure(name: str, steps: int) -> Iterator[tuple[float, CachedPictures]]:
+def measure(name: str, steps: int, folder: Path) -> Iterator[tuple[float, CachedPictures]]:
     """Generate all prompts without the cache, and yield how those at each threshold compare."""
-    config = small_config(name)
+    config = small_config(name, folder)
     family = families.family_for(config)
     components = family.load(torch.float32, torch.float32)
     sampler, requests = family.sampler(components), [*requests_of(name, family, steps)]
@@ -67,11 +71,11 @@ def measure(name: str, steps: int) -> Iterator[tuple[float, CachedPictures]]:
         yield threshold, CachedPictures(cache.skipped / cache.passes, decibels)
 
 
-def small_config(name: str) -> RunConfig:
-    """Return the config that opens a family's small model."""
+def small_config(name: str, folder: Path) -> RunConfig:
+    """Return the config that opens a family's small model in a folder."""
     small = small_model_of(name)
     assert small is not None
-    files = {part: SMALL_MODELS_FOLDER / name / file for part, file in small.files.items()}
+    files = {part: folder / file for part, file in small.files.items()}
     tables = small.tables(files)
     values = {option: value for lines in tables.values() for option, value, _ in lines}
     return build_config(families.config_class(families.lora_script(name)), values, notes=[])

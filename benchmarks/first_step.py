@@ -4,10 +4,9 @@
     python -m benchmarks.first_step --family sdxl --cold --launcher        # with a cold page cache; by accelerate too
     python -m benchmarks.first_step --tiny                                 # tiny models, on a CPU too: to try it
 
-The denoiser's file has random weights; files of the other networks have the right sizes and hold zeros, as a cached
-training does not open them. The first training of a family makes the caches and is not shown. Each other one is a
-process of its own, measured from outside until it says that it is ready, beside what it says itself. `--cold` adds one
-after the model's file has been dropped from the page cache, `--options` one for each NAME=VALUE,NAME=VALUE.
+The first training of a family makes the caches and is not shown. Each other one is a process of its own, measured from
+outside until it says that it is ready, beside what it says itself. `--cold` adds one after the model's file has been
+dropped from the page cache, `--options` one for each NAME=VALUE,NAME=VALUE.
 """
 
 import argparse
@@ -26,75 +25,6 @@ from benchmarks.versus_files import PROJECT_ROOT
 
 READY = re.compile(r"Ready for the first step after ([\d.]+) s: (.*)")
 TELLING = ("Ready", "Read ", "graphs", "recorded", "Peak", "Warning", "error", "Error")
-
-
-# ---- files
-
-
-def write_sparse(path: Path, tensors: dict[str, tuple[int, ...]], dtype: str, filled: str | None) -> None:
-    """A .safetensors file of these shapes. Tensors whose names begin with `filled` are random, all others are holes."""
-    import torch
-
-    header, end, size = {}, 0, {"BF16": 2, "F16": 2}[dtype]
-    for name, shape in tensors.items():
-        begin, end = end, end + size * int(torch.Size(shape).numel())
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    few = torch.randn(2**24) * 0.02
-    block = few.to(torch.bfloat16 if dtype == "BF16" else torch.float16).view(torch.uint8).numpy().tobytes()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        data = file.tell()
-        for name, about in header.items():
-            first, last = about["data_offsets"]
-            if filled is not None and name.startswith(filled):
-                file.seek(data + first)
-                for at in range(first, last, len(block)):
-                    file.write(block[: min(len(block), last - at)])
-        file.truncate(data + end)
-
-
-def make_inputs(inputs: Path, family: str, tiny: bool) -> None:
-    """Images, tokenizers and the files of a model, as far as they are not there yet."""
-    import torch
-    from torch.nn import Module
-
-    from library.demo import images
-    from library.families import random_module
-    from library.families.sdxl import keys
-    from library.families.shared import clip, random_tokenizers
-
-    def shapes(network: Module, part: str = "") -> dict[str, tuple[int, ...]]:
-        tensors = clip.clip_tensors(network) if part.startswith("clip") else network.state_dict()
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-    if tiny:
-        return versus_files.make_versus_inputs(inputs, {family}, tiny)
-    if not (inputs / "images").exists():
-        images.draw_images(inputs / "images", sizes=versus_files.IMAGE_SIZES * 2)
-    models, module = inputs / "models", random_module(family)
-    if (models / f"{family}.safetensors").exists():
-        return None
-    networks, place = module.make_networks(module.FULL), inputs / "tokenizers"
-    parts = {part: shapes(make(), part) for part, make in networks.encoders.items()} | {"vae": shapes(networks.vae())}
-    denoiser = shapes(networks.denoiser())
-    random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[0])
-    if family == "sdxl":
-        random_tokenizers.clip_tokenizer(place / versus_files.TOKENIZERS[1])
-        meta = {part: {n: torch.empty(s, device="meta") for n, s in named.items()} for part, named in parts.items()}
-        meta["denoiser"] = {n: torch.empty(s, device="meta") for n, s in denoiser.items()}
-        whole = {
-            n: tuple(t.shape) for part, named in meta.items() for n, t in keys.SDXL_FILE.to_single(part, named).items()
-        }
-        write_sparse(models / "sdxl.safetensors", whole, "F16", keys.SINGLE_FILE_PREFIXES["denoiser"])
-        return None
-    random_tokenizers.t5_tokenizer(place / versus_files.TOKENIZERS[2])
-    write_sparse(models / "flux.safetensors", denoiser, "BF16", "")
-    for part, named in parts.items():
-        write_sparse(models / f"{'ae' if part == 'vae' else part}.safetensors", named, "F16", None)
-    return None
 
 
 def drop(path: Path) -> str:
@@ -166,13 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
 def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All trainings of a family."""
     work, began = asked.work.resolve(), time.time()
-    make_inputs(work / "inputs", family, asked.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {family}, asked.tiny)
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)
-    (case,) = (
-        case
-        for case in versus_files.versus_cases(asked.tiny, asked.steps)
-        if (case.family, case.kind, case.name) == (family, "lora", "plain")
-    )
+    case = versus_files.plain_case(family, asked.tiny, asked.steps)
     toml = versus_files.write_toml(case, work, work / "inputs")
     script, model = (
         str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py"),

@@ -121,7 +121,8 @@ def t5_sizes(shapes: Shapes) -> dict[str, Any]:
 
 def unet_sizes(shapes: Shapes) -> dict[str, Any]:
     """SDXL's U-Net: widths and depths (transformer blocks) of its three levels, and what it reads."""
-    starts = [UNET + name for name in ("input_blocks.0.0.weight", *_firsts("out_layers.3.weight"))]
+    firsts = ("0.0.weight", "4.0.out_layers.3.weight", "7.0.out_layers.3.weight")
+    starts = [f"{UNET}input_blocks.{name}" for name in firsts]
     attention = [rf"{re.escape(UNET)}{name}" for name in (r"input_blocks\.4", r"input_blocks\.7", "middle_block")]
     depths = [count(shapes, rf"{block}\.1\.transformer_blocks\.(\d+)\.") for block in attention]
     return {
@@ -138,10 +139,6 @@ def sd15_widths(shapes: Shapes) -> tuple[int, ...]:
     """The widths of the four levels of SD 1.5's U-Net."""
     blocks = (1, 4, 7, 10)
     return tuple(shapes[f"{UNET}input_blocks.{block}.0.out_layers.3.weight"][0] for block in blocks)
-
-
-def _firsts(layer: str) -> list[str]:
-    return [f"input_blocks.{block}.0.{layer}" for block in (4, 7)]
 
 
 # ---- setting them in sd-scripts

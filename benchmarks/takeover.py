@@ -98,11 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
     given = dict(map(parse_option, asked.options))
     for steps, cache in itertools.product(asked.steps, ("cold", "warm") if asked.warm else ("cold",)):
-        (plain,) = (
-            case
-            for case in versus_files.versus_cases(asked.tiny, steps)
-            if (case.family, case.kind, case.name) == (asked.family, "lora", "plain")
-        )
+        plain = versus_files.plain_case(asked.family, asked.tiny, steps)
         for way in asked.ways:
             options = {**plain.options, **TAKEOVER_WAYS[way], **given}
             case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())

@@ -85,6 +85,12 @@ def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iter
                 yield VersusCase(family, kind, name, options | {"max_train_steps": steps}, tuple(case["options"]))
 
 
+def plain_case(family: str, tiny: bool, steps: int) -> VersusCase:
+    """The LoRA of a family without an option that saves memory."""
+    cases = versus_cases(tiny, steps)
+    return next(case for case in cases if (case.family, case.kind, case.name) == (family, "lora", "plain"))
+
+
 def write_toml(case: VersusCase, folder: Path, inputs: Path) -> Path:
     return write_flat(folder / f"{case.title.replace(' ', '-')}.toml", filled(case, inputs))
 

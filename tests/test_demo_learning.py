@@ -1,5 +1,6 @@
 """The demo that shows what was learned: its pictures, the small trained models, the TOML files, and the one picture."""
 
+import hashlib
 import json
 import shutil
 import tomllib
@@ -57,6 +58,17 @@ def test_a_zorb_stays_in_its_picture():
 @pytest.mark.parametrize("family", SMALL)
 def test_a_small_model_is_whole_and_small(family):
     assert sum(path.stat().st_size for path in small_model.whole_files(family)) <= LARGEST
+
+
+def test_equal_files_are_shipped_once_and_copied_to_each_place(tmp_path):
+    copied = {}
+    for family in SMALL:
+        small_model.copy_small_model(family, tmp_path / family)
+        names = [path.relative_to(tmp_path) for path in (tmp_path / family).rglob("*") if path.is_file()]
+        copied |= {name.as_posix(): hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in names}
+    assert copied == {name: digest for name, digest in small_model.checksums().items() if name.split("/")[0] in SMALL}
+    shipped = [name for name in copied if (small_model.SMALL_MODELS_FOLDER / name).exists()]
+    assert len(shipped) == len({copied[name] for name in shipped}) < len(copied)
 
 
 def test_the_package_ships_the_small_models():

@@ -1,19 +1,17 @@
 // Which file of a run is best: a part of the tab Try it, which the run's panel opens.
-import { say } from "../i18n/sentences.js";
-import { translated } from "../i18n/words.js";
 import { around, find, finder, hit, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { go } from "../server/addresses.js";
 import { watcher } from "../tools/commands.js";
+import { promptStrips } from "./strips.js";
 
-/** @typedef {{ small: string, large: string, copy: string }} Picture */
+/** @typedef {import("./strips.js").Picture} Picture */
 /**
  * @typedef {{ columns: string[], saved: string[], rows: string[], cells: (Picture | null)[][], losses: string[],
  *   likeness: string[], held_out: boolean, best: number | null, reason: string, notes: string[], folder: string }}
  *   Comparison
  */
 
-const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 /** @type {HTMLElement | undefined} */
 let place;
 let runFromPanel = ""; // the run chosen in the panel
@@ -95,7 +93,6 @@ async function render() {
 
 /** @param {Comparison} comparison */
 function rows(comparison) {
-  const isInFull = comparison.cells.flat().length <= MAX_IN_FULL;
   const heads = comparison.columns.map((title, at) =>
     make("div", { className: at === comparison.best ? "head best" : "head", title: comparison.saved[at] ?? "" },
       make("b", {}, title),
@@ -113,34 +110,8 @@ function rows(comparison) {
         make("div", { className: "line-of numbers" },
           values.map((value) => make("div", {}, value || "–"))),
       ]),
-    ...comparison.rows.flatMap((prompt, row) => [
-      make("p", { className: "own", title: prompt }, make("span", { className: "own" }, prompt)),
-      make("div", { className: "line-of strip", role: "group" },
-        (comparison.cells[row] ?? []).map((cell, at) =>
-          cell
-            ? picture(isInFull ? { ...cell, small: cell.large } : cell, comparison.columns[at], prompt)
-            : make("span"))),
-    ]),
+    ...promptStrips(comparison.columns, comparison.rows, comparison.cells, "line-of strip").flat(),
   ];
-}
-
-/**
- * @param {Picture} cell
- * @param {string} title
- * @param {string} prompt
- */
-function picture({ small, large, copy }, title, prompt) {
-  const shown = translated(title);
-  const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
-  const mark = copy && make("span", { className: "copies" }, say("nearly a copy of {picture}", { picture: copy }));
-  return make("button",
-    {
-      type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large,
-      "data-prompt": prompt, "aria-label": `${shown}: ${prompt}`,
-    },
-    image,
-    make("span", {}, title),
-    mark);
 }
 
 document.addEventListener("click", (event) => {

@@ -1,17 +1,16 @@
 // The tab Try it: starts a job with the form's values, and shows its images in rows and columns.
 import { read, sentOf } from "../form/messages.js";
-import { translated } from "../i18n/words.js";
 import { all, around, find, finder, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
+import { promptStrips } from "./strips.js";
 
-/** @typedef {{ small: string, large: string }} Picture */
+/** @typedef {import("./strips.js").Picture} Picture */
 /** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
 /** @typedef {[name: string, title: string]} Choice */
 
-const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 // Fields that only some models have a use for.
 const OF_MODELS = ["control_image_path", "control_image_mask_path", "controlnet_image", "guidance_scale"];
 const TAB = "tab:", RUN = "run:", JOB = "job:";
@@ -208,7 +207,7 @@ async function begin() {
 }
 
 /**
- * Show a sheet: each row is a strip whose pictures can be compared (compare_samples.js).
+ * Show a sheet.
  * @param {string} name
  */
 async function renderSheet(name) {
@@ -222,36 +221,11 @@ async function renderSheet(name) {
     }
     part(".board").hidden = false;
     part(".where").textContent = folder;
-    const isInFull = cells.flat().length <= MAX_IN_FULL;
     part(".pictures").replaceChildren(
-      ...rows.map((prompt, row) =>
-        make("div", { className: "row-of" },
-          make("p", { title: prompt, className: "own" }, make("span", { className: "own" }, prompt)),
-          make("div", { className: "strip", role: "group" },
-            cells[row].map((cell, column) =>
-              cell
-                ? picture(isInFull ? { ...cell, small: cell.large } : cell, columns[column], prompt)
-                : make("span"))))));
+      ...promptStrips(columns, rows, cells, "strip").map((row) => make("div", { className: "row-of" }, ...row)));
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }
-}
-
-/**
- * @param {Picture} cell
- * @param {string} title
- * @param {string} prompt
- */
-function picture({ small, large }, title, prompt) {
-  const shown = translated(title);
-  const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
-  return make("button",
-    {
-      type: "button", className: "sample", "data-title": shown, "data-large": large, "data-prompt": prompt,
-      "aria-label": `${shown}: ${prompt}`,
-    },
-    image,
-    make("span", {}, title));
 }
 
 document.addEventListener("kohya:settled", () => {

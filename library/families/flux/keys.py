@@ -5,12 +5,7 @@ from typing import ClassVar
 
 from library.families.flux.variants import CHROMA, FILL, IN_DIFFUSERS_LAYOUT, TRANSFORMER
 from library.families.shared import double_stream_keys
-from library.families.shared.double_stream_keys import (
-    DOUBLE_STREAM_ATTENTION,
-    SWAPPED,
-    DoubleStreamKeys,
-    linears,
-)
+from library.families.shared.double_stream_keys import DOUBLE_STREAM_ATTENTION, SWAPPED, DoubleStreamKeys, linears
 from library.families.shared.double_stream_lora import DoubleStreamLoraNames
 from library.families.shared.lora_names import Shapes, SharedForm
 

@@ -15,23 +15,10 @@ from library.families.flux_2.facts import FACTS, FLUX_2_TRANSFORMER, VAE, recogn
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2, Flux2Shape
 from library.families.flux_2.options import DEV_ENCODER, OTHER_FLUX_2_FILES
 from library.families.flux_2.versions import VERSIONS, may_be_version, model_in_header
-from library.families.shared import (
-    autoencoder,
-    expected_tensors,
-    language_model,
-    statistics_vae,
-    tokenizers,
-)
+from library.families.shared import autoencoder, expected_tensors, language_model, statistics_vae, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
 from library.families.shared.one_encoder import Checkpoint
-from library.families.shared.part_files import (
-    Part,
-    PartFiles,
-    complete,
-    plain_shapes_of,
-    read_entries,
-    whole_model,
-)
+from library.families.shared.part_files import Part, PartFiles, complete, plain_shapes_of, read_entries, whole_model
 
 FLUX_2_PARTS = {
     "denoiser": Part(

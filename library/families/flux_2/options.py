@@ -12,13 +12,7 @@ from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import (
-    NO_ADAPTER,
-    LayerPreset,
-    NetworkLayer,
-    TransformerArgs,
-    indices,
-)
+from library.families.shared.network_args import NO_ADAPTER, LayerPreset, NetworkLayer, TransformerArgs, indices
 
 MAX_REFERENCES = 8  # maximum reference images per item; more exceed any known training length
 

@@ -13,20 +13,9 @@ from library.families.flux_2 import text_encoder
 from library.families.flux_2.family import Flux2Family
 from library.families.flux_2.keys import TREES
 from library.families.flux_2.model import Flux2, Flux2Shape
-from library.families.shared import (
-    diffusers_layers,
-    language_model,
-    random_networks,
-    random_tokenizers,
-    statistics_vae,
-)
+from library.families.shared import diffusers_layers, language_model, random_networks, random_tokenizers, statistics_vae
 from library.families.shared.diffusers_layers import LayerSizes
-from library.families.shared.random_networks import (
-    DemoTables,
-    InputShapes,
-    RandomNetworks,
-    prefixed,
-)
+from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks, prefixed
 from library.families.shared.random_sizes import QWEN3_4B, LanguageModelSizes
 
 WORDS, DEV_WORDS = 151936, 131072  # sizes of the published vocabularies, with spare rows

@@ -50,7 +50,7 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of the three parts, from their headers, each with its option and the fix."""
 
     def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from turbo.find_unnamed_turbo(path, config, "raw", calls_itself_turbo(path))
+        yield from turbo.find_unnamed_turbo(path, config, "raw", is_krea_2_turbo(path))
         yield from config.compile.beyond(count_krea_2_blocks(shapes))
 
     yield from KREA_2_FILES.fitting(
@@ -64,7 +64,7 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
     )
 
 
-def calls_itself_turbo(path: Path) -> bool:
+def is_krea_2_turbo(path: Path) -> bool:
     """Return whether a model's name, or the index of its folder, is Turbo's."""
     whole = whole_model(path)
     if "turbo" in (whole or path).name.lower():

@@ -10,14 +10,7 @@ from library import families
 from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import (
-    NO_ADAPTER,
-    BlockArgs,
-    LayerPreset,
-    NetworkLayer,
-    patterns,
-    regexes,
-)
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, patterns, regexes
 
 SHIFT_LINE = ((256, 0.5), (6400, 1.15))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 

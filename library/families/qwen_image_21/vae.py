@@ -4,6 +4,7 @@ Latents here are [B, 16, H / 8, W / 8], as of other models; the file and the den
 H / 16, W / 16].
 """
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from library.families.qwen_image_21.vae_names import plain_qwen_21_vae_names, pl
 from library.families.shared import random_networks, vae_memory, weights
 from library.families.shared.part_files import complete
 from library.families.shared.qwen_vae import ImageVAE, latent_statistics
-from library.families.shared.vae_tiles import Activations, Reach, in_tiles
+from library.families.shared.vae_tiles import Activations, Reach, decode_outer, in_tiles
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -41,27 +42,15 @@ class Qwen21VAE(ImageVAE):
 
     def decode_tiled(self, latents: Tensor) -> Tensor:
         """Decode one image [1, 16, h, w] in tiles, with the result of the whole image [1, 3, 8 h, 8 w]."""
-        network = self.network
-        decoder = network.decoder
-        hidden = network.post_quant_conv(pixel_unshuffle(latents, 2)[:, :, None])
-        hidden = decoder.mid_block(decoder.conv_in(hidden))
-        hidden = decoder.up_blocks[0](hidden, first_chunk=True)[:, :, 0]
-        blocks = decoder.up_blocks[1:]
-
-        def outer(tile: Tensor) -> Tensor:
-            tile = tile[:, :, None]
-            for block in blocks:
-                tile = block(tile, first_chunk=True)
-            return decoder.conv_out(decoder.nonlinearity(decoder.norm_out(tile)))[:, :, 0]
-
-        halo, up = 1, 1
-        for block in reversed(blocks):
-            if block.upsampler is not None:
-                halo, up = (halo + 2) // 2, 2 * up
-            halo += 2 * len(block.resnets)
-        reach = Reach(channels=hidden.shape[1] * up**2, halo=halo, up=up)
-        pixels = in_tiles(outer, [Activations.of(hidden)], reach, on_host=False).whole()
-        return on_white(pixels.clamp(-1, 1))
+        decoder = self.network.decoder
+        hidden = decoder.conv_in(self.network.post_quant_conv(pixel_unshuffle(latents, 2)[:, :, None]))
+        first, *others = decoder.up_blocks
+        hidden = first(decoder.mid_block(hidden), first_chunk=True)[:, :, 0]
+        outer = [
+            (functools.partial(block, first_chunk=True), len(block.resnets), block.upsampler is not None)
+            for block in others
+        ]
+        return on_white(decode_outer(decoder, hidden, outer))
 
     def encode_tiled(self, pixels: Tensor) -> Tensor:
         """Encode one image [1, 3, H, W] in tiles, with the result of the whole image [1, 16, H / 8, W / 8]."""

@@ -12,13 +12,7 @@ from library.families.shared.expected_tensors import list_length
 from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.single_file import SingleFile
 from library.families.shared.tensor_names import inverse, replace_prefix
-from library.families.shared.unet_names import (
-    BLOCK_PREFIXES,
-    DIFFUSERS_BLOCKS,
-    TRANSFORMER_NAME,
-    Layout,
-    unet_table,
-)
+from library.families.shared.unet_names import BLOCK_PREFIXES, DIFFUSERS_BLOCKS, TRANSFORMER_NAME, Layout, unet_table
 
 SINGLE_FILE_PREFIXES = {
     "denoiser": "model.diffusion_model.",

@@ -174,23 +174,29 @@ def _resnet(resnet: Any, values: Activations) -> Activations:
 
 
 def _decode_qwen(network: Any, latents: Tensor) -> Tensor:
-    """Decode with an AutoencoderKLQwenImage; its norms see one position, so that all its outer layers are one."""
+    """Decode with an AutoencoderKLQwenImage."""
     decoder = network.decoder
-    hidden = decoder.mid_block(decoder.conv_in(network.post_quant_conv(latents[:, :, None])))
-    hidden = decoder.up_blocks[0](hidden)[:, :, 0]
-    blocks = decoder.up_blocks[1:]
+    hidden = decoder.up_blocks[0](decoder.mid_block(decoder.conv_in(network.post_quant_conv(latents[:, :, None]))))
+    outer = [(block, len(block.resnets), block.upsamplers is not None) for block in decoder.up_blocks[1:]]
+    return decode_outer(decoder, hidden[:, :, 0], outer)
+
+
+def decode_outer(decoder: Any, hidden: Tensor, blocks: Sequence[tuple[Layer, int, bool]]) -> Tensor:
+    """Run the outer blocks of a decoder of single frames on [1, C, h, w]; its norms see one position, so that all of
+    them are one layer. `blocks` have the number of their resnets, and whether they double the size.
+    """
 
     def outer(tile: Tensor) -> Tensor:
         tile = tile[:, :, None]
-        for block in blocks:
+        for block, _, _ in blocks:
             tile = block(tile)
         return decoder.conv_out(decoder.nonlinearity(decoder.norm_out(tile)))[:, :, 0]
 
     halo, up = 1, 1
-    for block in reversed(blocks):
-        if block.upsamplers is not None:
+    for _, resnets, doubles in reversed(blocks):
+        if doubles:
             halo, up = (halo + 2) // 2, 2 * up
-        halo += 2 * len(block.resnets)
+        halo += 2 * resnets
     reach = Reach(channels=hidden.shape[1] * up**2, halo=halo, up=up)
     return in_tiles(outer, [Activations.of(hidden)], reach, on_host=False).whole().clamp(-1, 1)
 

@@ -8,13 +8,7 @@ import torch
 
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.families.shared import (
-    autoencoder,
-    diffusers_layers,
-    language_model,
-    random_networks,
-    random_tokenizers,
-)
+from library.families.shared import autoencoder, diffusers_layers, language_model, random_networks, random_tokenizers
 from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import (
     DemoTables,

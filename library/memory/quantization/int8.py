@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from library.compiler.subclass import wanted_type, with_forward
-from library.families.stored_weights import (
-    ScaledWeight,
-    forget_stored,
-    restore_layer,
-    rotation_matrix,
-    stored_weight,
-)
+from library.families.stored_weights import ScaledWeight, forget_stored, restore_layer, rotation_matrix, stored_weight
 from library.memory import quantization
 from library.memory.quantization import int8_matmul, multiplies_in_8_bits
 

@@ -14,13 +14,7 @@ from library.files import STATE_FACTS
 from library.optim import resuming
 from library.optim.names import optimizer_spec
 from library.outputs.paths import output_names
-from library.train.saving.deciding_options import (
-    ARITHMETIC,
-    LENGTH,
-    MEASURED,
-    compare_settings,
-    deciding_options,
-)
+from library.train.saving.deciding_options import ARITHMETIC, LENGTH, MEASURED, compare_settings, deciding_options
 from library.train.saving.state_contents import fitting
 from library.train.saving.state_files import (
     OPTIMIZER,
