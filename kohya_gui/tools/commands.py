@@ -128,7 +128,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
         "id": job.id,
         "title": title_of(job),
         "state": job.state,
-        "error": job.error,
+        "error": COMMANDS[command].labelled(name, job.error) if command in COMMANDS else job.error,
         "log": job.log,
         "text": "",
         "done": 0,

@@ -223,6 +223,16 @@ def option_values(values: Mapping[str, str]) -> Message:
     return join_messages([Message(template, option=option_name(name), value=value) for name, value in values.items()])
 
 
+def labelled(message: Message, labels: Mapping[str, str]) -> Message:
+    """Return a message in which options are called by their labels, as in a form of their own."""
+    if isinstance(message, OptionName):
+        return Message(labels.get(message.template, message.template))
+    inner = {name: labelled(value, labels) for name, value in message.arguments.items() if isinstance(value, Message)}
+    if isinstance(message, Problem):
+        return message.replaced(**inner)
+    return message._with(inner) if inner else message
+
+
 MessageLike = str | Message  # plain text from the user or another program, or a sentence of ours
 
 
