@@ -204,10 +204,11 @@ def _refuse_list(entries: list[Any], path: Path) -> None:
 
 def _refuse_prompts(settings: JsonMapping, path: Path) -> None:
     """Raise ConfigError for SimpleTuner's prompts by name, each a text, or a table with one."""
-    texts = [value.get("prompt") if isinstance(value, Mapping) else value for value in settings.values()]
-    are_texts = bool(texts) and all(isinstance(text, str) for text in texts)
+    values = [value.get("prompt") if isinstance(value, Mapping) else value for value in settings.values()]
+    texts = [value for value in values if isinstance(value, str)]
     # Short values could be settings of any program, unless the file's name says what they are.
-    if are_texts and ("prompt" in path.stem.lower() or all(" " in text.strip() for text in texts)):
+    is_plain = "prompt" in path.stem.lower() or all(" " in text.strip() for text in texts)
+    if texts and len(texts) == len(values) and is_plain:
         advice = Message("import the config that names it as user_prompt_library, which writes it as sample_prompts")
         raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
 

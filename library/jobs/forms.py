@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, labelled
+from library.config.problems import ConfigError, Message, MessageLike, with_labels
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> a permitted path, or the id of a model on the hub, or ConfigError
@@ -93,7 +93,7 @@ class CommandForms:
         form = self.all().get(name)
         if form is None or not isinstance(message, Message):
             return message
-        return labelled(message, {field.name: field.label for field in form.fields})
+        return with_labels(message, {field.name: field.label for field in form.fields})
 
     def _fields(self, subparser: argparse.ArgumentParser) -> Iterator[CommandField]:
         for action in subparser._actions:

@@ -65,7 +65,10 @@ def test_a_form_is_started_with_guarded_paths(page, tmp_path):
             "^Rank: x is not a whole number",
         ),
         ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "rank": "1.5"}, "1.5 is not a whole number"),
-        ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "dtype": "--out=/tmp/x"}, "is none of the choices"),
+        (
+            {"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "dtype": "--out=/tmp/x"},
+            "is none of the choices",
+        ),
         ({"loras": "--base=/etc/passwd", "out": "{root}/n.safetensors"}, "LoRA files"),
     ],
 )
