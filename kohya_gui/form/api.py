@@ -213,8 +213,8 @@ class FormApi:
         keys = [request.text("first"), request.text("second")]
         chosen = [compare.config_of_key(key, lambda: form.collect(submission)[0], self.roots) for key in keys]
         (first_title, first), (second_title, second) = chosen
-        if first_title == second_title:  # such as two files of one name
-            first_title, second_title = names_apart([Path(key) for key in keys])
+        if first_title == second_title:  # such as two files of one name, or two runs of one minute
+            first_title, second_title = names_apart([Path(key.removeprefix("run:")) for key in keys])
         contents = [
             compare.contents_of_key(key, config, self.roots) for key, (_, config) in zip(keys, chosen, strict=True)
         ]

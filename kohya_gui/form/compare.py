@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.form import presets
-from kohya_gui.i18n import dates
 from kohya_gui.server import paths
 from library import importers
 from library.config.building import build_config, draft
@@ -17,7 +16,7 @@ from library.config.schema import flatten_sections, option_values, options_of
 from library.config.values import Option
 from library.families import RUNS, config_class, facts_of
 from library.recipes import preset_files
-from library.runs import file_contents, job_files, layout, queue_rows, reader
+from library.runs import dates, file_contents, job_files, layout, queue_rows, reader
 from library.runs.file_contents import FileContent
 
 FORM = "form"
@@ -44,7 +43,8 @@ def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> t
     if key == FORM:
         return "This form", form()
     if kind == "run" and layout.is_run_id(name):
-        return name, _of_run(name)
+        config = _of_run(name)
+        return run_title(reader.find_run(name)), config
     if kind == "preset":
         preset = preset_files.by_id(name)
         if preset is None:

@@ -20,6 +20,15 @@ export function store(key, text) {
 export const base = (tab) => store(`${tab}-base`) ?? "{}";
 
 /**
+ * The path in the field of the config, and which config was opened: as they are, or as they were before a reload.
+ * @param {string} tab
+ * @param {{ path: string, opened: string }} [file] replaces them
+ * @returns {{ path: string, opened: string }}
+ */
+export const configFile = (tab, file) =>
+  JSON.parse(store(`${tab}-config`, file && JSON.stringify(file)) ?? '{ "path": "", "opened": "" }');
+
+/**
  * The text of the last loaded config, whose comments Save keeps; with `text`, it is replaced.
  * @param {string} tab
  * @param {string} [text]

@@ -6,7 +6,7 @@ import { around, find, hit, make, saveFile, showMessage } from "../server/elemen
 import { address, ask, UNANSWERED, wait } from "../server/http.js";
 import { read, sentOf, settleUnqueued, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
-import { base, source } from "./storage.js";
+import { base, configFile, source } from "./storage.js";
 
 /**
  * @typedef {{ message?: string, fill?: string, path?: string, opened?: string, run?: string, file?: { name: string,
@@ -56,8 +56,27 @@ export async function mountTraining(element) {
   }
   ready[tab] = place;
   place.innerHTML = content;
-  mount(place);
+  mountForm(place);
 }
+
+/** @param {HTMLElement} training */
+const pathField = (training) => find(training, ".begin .path", HTMLInputElement);
+
+/**
+ * Set up the form of a tab, and name the config that it holds since before a reload.
+ * @param {HTMLElement} training
+ */
+function mountForm(training) {
+  mount(training);
+  const { path, opened } = configFile(training.dataset.tab ?? "");
+  pathField(training).value = path;
+  if (opened) training.dataset.opened = opened; // otherwise Save would take it for another one's
+}
+
+window.addEventListener("pagehide", () => {
+  for (const [tab, training] of Object.entries(ready))
+    configFile(tab, { path: pathField(training).value, opened: training.dataset.opened ?? "" });
+});
 
 /** Build the tabs ahead, so that each opens at once: while the browser is idle, or now where other rooms read them. */
 export function buildAhead() {
@@ -82,7 +101,7 @@ async function makeOthers(tabs, mark, pause) {
     if (!content || ready[tab]) continue;
     ready[tab] = make("div", { className: "training", "data-tab": tab, innerHTML: content });
     place.append(ready[tab]);
-    mount(ready[tab]);
+    mountForm(ready[tab]);
   }
 }
 
@@ -146,7 +165,7 @@ const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.star
  */
 async function press(training, act, more = {}) {
   const { tab = "" } = training.dataset, isCheck = CHECKS.includes(act), isLoad = act === "load" || act === "upload";
-  const path = find(training, ".begin .path", HTMLInputElement).value, now = `${sentOf(tab)}\n${path}`;
+  const path = pathField(training).value, now = `${sentOf(tab)}\n${path}`;
   // Each form that is queued is one to train: a later one does not replace another whose check takes long.
   const which = isLoad ? `load ${++loads}` : act === "later" ? `later ${now}` : act;
   const doing = `${tab} ${which}`, loadNumber = loads;
@@ -222,7 +241,7 @@ async function loadElsewhere(button) {
   await go(`train/${tab}`);
   const there = around(formOf(tab), ".training");
   find(here, ".bar > .said").replaceChildren();
-  find(there, ".begin .path", HTMLInputElement).value = path;
+  pathField(there).value = path;
   await press(there, act, more);
 }
 
@@ -232,7 +251,7 @@ async function loadElsewhere(button) {
  * @param {string} sentPath the path that was sent; a path typed since stays
  */
 export function show(training, answer, sentPath) {
-  const { tab = "" } = training.dataset, path = find(training, ".begin .path", HTMLInputElement);
+  const { tab = "" } = training.dataset, path = pathField(training);
   if (answer.message !== undefined) find(training, ".bar > .said").innerHTML = answer.message;
   if (answer.path !== undefined && path.value === sentPath) path.value = answer.path;
   if (answer.fill) fill(tab, answer.fill, answer.opened === undefined ? undefined : (training.dataset.opened ?? ""));

@@ -14,7 +14,6 @@ import gradio as gr
 
 from kohya_gui.form import compile_summary
 from kohya_gui.form.form import SettingsForm, shown_value
-from kohya_gui.i18n import dates
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
@@ -28,7 +27,7 @@ from library.config.schema import options_of
 from library.files import write_atomic
 from library.jobs import job as jobs
 from library.measuring import candidates
-from library.runs import gpu_slots, reader
+from library.runs import dates, gpu_slots, reader
 
 MODELS = {
     f"{family.name}-{size}": (Message(about, family=family.title), ["--family", family.name, "--size", size])
@@ -176,7 +175,7 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 def job_title(job: jobs.BackgroundJob) -> Message:
     """Kind, time and subject, for the list."""
     when = dates.moment(job.started)
-    subject = job.result.get("subject", {}).get("title", "")
+    subject = report.subject_title(job.result.get("subject", {}))
     return join_messages([piece for piece in (JOB_TITLES.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 

@@ -20,7 +20,6 @@ from library.comparing import plan
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, join_messages
-from library.config.run_config import RunConfig
 from library.families import RUNS, config_class
 from library.runs import bundle, layout, queue, reader, resume, stop
 from library.trainings import reopening
@@ -119,11 +118,13 @@ class RunActions:
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
         return Response(archive, media_type="application/zip", headers=headers)
 
-    def _opened(self, config: RunConfig, launch: JsonMapping, name: str) -> JsonObject:
+    def _opened(self, opened: reopening.Reopened, launch: JsonMapping, name: str) -> JsonObject:
         """A config for the form of its tab, with its `launch` settings, and the name of its source."""
+        config = opened.config
         tab = tab_of_kind(config.kind, bool(config.data.in_json or config.data.dataset_config))
         filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
-        return {"tab": tab, "fill": filled, "launch": {name: str(value) for name, value in launch.items()}}
+        texts = {name: str(value) for name, value in launch.items()}
+        return {"tab": tab, "fill": filled, "launch": texts, "notes": opened.notes}
 
 
 def _doctor() -> str:

@@ -10,12 +10,11 @@ from typing import Any
 
 import gradio as gr
 
-from kohya_gui.i18n import dates
 from kohya_gui.panel import actions, charts, history, html, samples
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import Message
-from library.runs import layout, queue, reader, registry
+from library.runs import dates, layout, queue, reader, registry
 
 MAX_RUNS_LISTED = 30
 MARK_DIGITS = 8  # of a part's hash, in hexadecimal

@@ -1,4 +1,5 @@
 // The buttons of a run: stop, save, sample, resume, open in a form, save the support bundle.
+import { tell as tellInForm } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField, make, makeButton, saveFile, setValue } from "../server/elements.js";
@@ -8,9 +9,9 @@ import { lookAt } from "./monitor.js";
 
 /**
  * Put settings from the server into the form of their tab, and show it.
- * @param {{ tab: string, fill: string, launch: Record<string, string> }} settings
+ * @param {{ tab: string, fill: string, launch: Record<string, string>, notes: string[] }} settings
  */
-export async function openInForm({ tab, fill, launch }) {
+export async function openInForm({ tab, fill, launch, notes }) {
   await go(`train/${tab}`);
   form.fill(tab, fill);
   const where = form.formOf(tab);
@@ -20,6 +21,7 @@ export async function openInForm({ tab, fill, launch }) {
   }
   where.dispatchEvent(new Event("input", { bubbles: true }));
   find(where, "[data-option]").dispatchEvent(new Event("input", { bubbles: true }));
+  if (notes.length) tellInForm(tab, "plain", ...notes.map((note) => make("p", {}, note)));
   where.scrollIntoView({ block: "start" });
 }
 

@@ -48,7 +48,7 @@ def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
         if key.partition(":")[0] not in ("run", "preset"):
             raise ConfigError("There is no such choice: load the page again.")
     sides = [compare.config_of_key(key, _no_form, roots) for key in keys]
-    titles: list[MessageLike] = [_title(key, title) for key, (title, _) in zip(keys, sides, strict=True)]
+    titles = [title for title, _ in sides]
     first, *others = (config for _, config in sides)
     labels: dict[str, str] = {}
     values: dict[str, list[str | None]] = {}
@@ -67,11 +67,6 @@ def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
         if name not in of_files
     ]
     return {"titles": titles, "rows": [*filter(None, of_files.values()), *rows]}
-
-
-def _title(key: str, title: MessageLike) -> MessageLike:
-    kind, _, name = key.partition(":")
-    return compare.run_title(reader.find_run(name)) if kind == "run" else title
 
 
 def _no_form() -> Any:

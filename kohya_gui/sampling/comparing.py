@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
@@ -18,7 +17,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
 from library.jobs import job as jobs
-from library.runs import layout, reader
+from library.runs import dates, layout, reader
 from library.sampling import prompt_rows, prompts
 from library.sampling.plan import check_image_count
 

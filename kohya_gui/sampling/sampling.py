@@ -13,7 +13,6 @@ from starlette.responses import Response
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
 from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
-from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
@@ -30,7 +29,7 @@ from library.config.schema import flatten_sections, options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
 from library.jobs import job as jobs
-from library.runs import layout, reader, resume
+from library.runs import dates, layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
 
 SAMPLE_KIND = "sample"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import gradio as gr
 
-from kohya_gui.i18n import dates
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import ApiRequest, Handler
@@ -20,7 +19,7 @@ from library.jobs import job as jobs
 from library.jobs.forms import CommandField, CommandForm, CommandForms
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK
-from library.runs import reader
+from library.runs import dates, reader
 from library.tools.forms import FORMS
 from library.tools.forms import FORMS as TOOLS
 
@@ -128,7 +127,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
         "id": job.id,
         "title": title_of(job),
         "state": job.state,
-        "error": job.error,
+        "error": COMMANDS[command].labelled(name, job.error) if command in COMMANDS else job.error,
         "log": job.log,
         "text": "",
         "done": 0,

@@ -12,7 +12,7 @@ from library.adapter_files.changes import BIAS, NORM_BIAS, LayerChange
 from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.models import ModelFile
 from library.adapter_files.names import ALPHA, DOWN, UP, Module, lora_names_of
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, option_name
 
 Weighted = Sequence[tuple[str | Path, float]]  # adapter files and their weights
 Part = AdapterFactors | LayerChange
@@ -30,7 +30,7 @@ class Ranks:
     def __post_init__(self) -> None:
         for name, value in (("rank", self.rank), ("conv_rank", self.conv_rank)):
             if value is not None and value < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
+                raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
 
     @property
     def how(self) -> str:

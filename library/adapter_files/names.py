@@ -168,10 +168,12 @@ def find_lora_family(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     preferred: str = "",
 ) -> str:
-    """Return the family of a file's modules; `preferred` if they allow it. Raises ConfigError if it is unclear."""
+    """Return the family of a file's modules; `preferred` if they and the metadata allow it. Raises ConfigError if it
+    is unclear.
+    """
     names = list(names)
     possible = possible_families(names, metadata, sizes)
-    if preferred in possible:
+    if preferred in possible and not _names_other(metadata, possible, preferred):
         return preferred
     # Kohya's names follow one tree.
     possible = [family for family in possible if not of_other_tree(names, family)] or possible
@@ -213,10 +215,7 @@ def possible_families(
     names, names_by_family = list(names), dict[str, LoraNames](zip(families.FAMILIES, all_lora_names(), strict=True))
     paths = list(map(_path, names))
     # The longer the word of a version in the metadata, the surer the family.
-    version_scores = {
-        family: len(lora_names.version_word) if lora_names.version_word in base else 0
-        for family, lora_names in names_by_family.items()
-    }
+    version_scores = {family: _version_score(lora_names, base) for family, lora_names in names_by_family.items()}
     if title := foreign_model(
         "" if any(version_scores.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
     ):
@@ -227,17 +226,33 @@ def possible_families(
             return [family]
     for path in paths:
         candidates = [family for family, lora_names in names_by_family.items() if path.startswith(lora_names.trees)]
+        candidates = [f for f in candidates if _names_encoder(names_by_family[f], names)] or candidates
         if candidates:  # sizes and metadata decide between families with the same tree
             fitting = [family for family in candidates if _has_sizes(names_by_family[family], sizes or {})]
             return sorted(fitting or candidates, key=lambda family: -version_scores[family])
     for family, lora_names in names_by_family.items():
-        if version_scores[family] or any(
-            name.startswith(lora_names.encoder_names) for name in names if lora_names.encoder_names
-        ):
+        if version_scores[family] or _names_encoder(lora_names, names):
             return [family]
     raise ConfigError(
         "the LoRA has no module that tells its model: only those of {titles} are known", titles=families.titles()
     )
+
+
+def _version_score(lora_names: LoraNames, base: str) -> int:
+    """Return how surely the metadata names a family; 0 if it does not."""
+    is_other = bool(lora_names.other_version) and lora_names.other_version in base
+    return len(lora_names.version_word) if lora_names.version_word in base and not is_other else 0
+
+
+def _names_other(metadata: Mapping[str, str], possible: Iterable[str], preferred: str) -> bool:
+    """Return whether the metadata names another of the possible families."""
+    scores = {family: _version_score(lora_names_of(family), _base(metadata)) for family in possible}
+    return scores[preferred] < max(scores.values())
+
+
+def _names_encoder(lora_names: LoraNames, names: Iterable[str]) -> bool:
+    """Return whether some modules are of a text encoder that only this family has."""
+    return bool(lora_names.encoder_names) and any(name.startswith(lora_names.encoder_names) for name in names)
 
 
 def _path(name: str) -> str:

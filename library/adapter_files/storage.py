@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Report, counted
+from library.config.problems import ConfigError, Message, MessageLike, Report, counted, option_name
 from library.families.shared import weights
 from library.families.shared.raw_header import header_metadata
 from library.files import need_space, write_atomic
@@ -36,8 +36,9 @@ def storage_dtype(name: str | None) -> torch.dtype | None:
     if name is None or name in DTYPES:
         return DTYPES[name] if name else None
     raise ConfigError(
-        "dtype is {name}: use one of {dtypes}, or leave it out to keep what is stored",
-        name=repr(name),
+        "{name} is {dtype}: use one of {dtypes}, or leave it out to keep what is stored",
+        name=option_name("dtype"),
+        dtype=repr(name),
         dtypes=", ".join(DTYPES),
     )
 

@@ -8,6 +8,7 @@ from html import escape
 
 from library.bench import report
 from library.config.json_types import JsonMapping
+from library.config.problems import Message, MessageLike
 
 Row = JsonMapping
 WIDTH, NAME_WIDTH, VALUE, BAR, GAP, TOP = 860, 210, 240, 18, 6, 64
@@ -33,31 +34,31 @@ DARK = {
 class Bar:
     """One measurement as a bar: its length and that of the line to the 90th percentile, as shares of the longest."""
 
-    name: str
+    name: MessageLike
     row: Row
     share: float
     far: float
     best: bool  # the fastest of several settings
 
 
-def groups(result: JsonMapping) -> list[tuple[str, list[Bar]]]:
+def groups(result: JsonMapping) -> list[tuple[MessageLike, list[Bar]]]:
     """Return the measured rows by part and size; parts measured with one setting share a group at the end."""
     # The whole step comes first, as it matters most.
     rows_by_group: dict[tuple[bool, str, int], list[Row]] = {}
     for row in report.measured_rows(result):
         rows_by_group.setdefault((row["part"] != report.STEP, row["part"], row.get("resolution") or 0), []).append(row)
-    grouped: list[tuple[str, list[Bar]]] = []
-    single: list[tuple[str, Row]] = []
+    grouped: list[tuple[MessageLike, list[Bar]]] = []
+    single: list[tuple[MessageLike, Row]] = []
     for (_, part, size), rows in sorted(rows_by_group.items(), key=lambda group: group[0]):
-        title = part_title(part) + (f" at {size}" if size else "")
+        title = Message("{part} at {size}", part=part_title(part), size=size) if size else part_title(part)
         if len(rows) == 1 and part != report.STEP:
             single.append((title, rows[0]))
         else:
             grouped.append((title, _bars([(row["candidate"], row) for row in rows], compared=len(rows) > 1)))
-    return [*grouped, ("Other parts", _bars(single, compared=False))] if single else grouped
+    return [*grouped, (Message("Other parts"), _bars(single, compared=False))] if single else grouped
 
 
-def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
+def _bars(rows: Sequence[tuple[MessageLike, Row]], compared: bool) -> list[Bar]:
     # An outlier among the 90th percentiles must not flatten all other bars.
     longest = min(max(row["ms"]["p90"] for _, row in rows), 1.5 * max(row["ms"]["p50"] for _, row in rows))
     quickest = min(row["ms"]["p50"] for _, row in rows)
@@ -71,16 +72,16 @@ def _bars(rows: Sequence[tuple[str, Row]], compared: bool) -> list[Bar]:
     ]
 
 
-def part_title(part: str) -> str:
+def part_title(part: str) -> MessageLike:
     titles = {report.STEP: "Training step", report.ENCODE: "VAE, encoding", report.DECODE: "VAE, decoding"}
-    return titles.get(part, part[:1].upper() + part[1:])
+    return Message(titles[part]) if part in titles else part[:1].upper() + part[1:]
 
 
 def svg(result: JsonMapping) -> str:
     """Return the image, for light and dark themes."""
     parts, y = [], TOP
     for title, bars in groups(result):
-        parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(title)}</text>')
+        parts.append(f'<text x="0" y="{y + 14}" class="group">{escape(str(title))}</text>')
         y += 24
         for bar in bars:
             parts.append(_bar_svg(bar, y))
@@ -105,7 +106,7 @@ def _bar_svg(bar: Bar, y: int) -> str:
     value = report.milliseconds(row["ms"]["p50"])
     details = f", {row['peak_gb']:.1f} GB" + (f", MFU {row['mfu']:.0%}" if "mfu" in row else "")
     return (
-        f'<text x="{NAME_WIDTH - 10}" y="{y + 14}" class="name">{escape(bar.name)}</text>'
+        f'<text x="{NAME_WIDTH - 10}" y="{y + 14}" class="name">{escape(str(bar.name))}</text>'
         f'<rect x="{NAME_WIDTH}" y="{y}" width="{wide:.1f}" height="{BAR}" rx="3" '
         f'class="{"best" if bar.best else "bar"}"/>'
         f'<line x1="{NAME_WIDTH + wide:.1f}" x2="{NAME_WIDTH + far:.1f}" y1="{middle}" y2="{middle}"/>'

@@ -157,13 +157,22 @@ def measurements_table(result: JsonMapping) -> str:
     return "\n".join(map(str, lines))
 
 
-def noise_warning(result: JsonMapping) -> list[str]:
+def noise_warning(result: JsonMapping) -> list[MessageLike]:
     """Return a warning if other programs disturbed the measurements."""
     rows = measured_rows(result)
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
     if uneven * 3 < len(rows) or not rows:
         return []
-    return ["Times varied by more than a third: something else used this machine; measure again when it is idle."]
+    template = "Times varied by more than a third: something else used this machine; measure again when it is idle."
+    return [Message(template)]
+
+
+def subject_title(subject: JsonMapping) -> MessageLike:
+    """Return what was measured: a model of random weights in a size, or the files of a training."""
+    if subject.get("size") not in ("tiny", "full"):
+        return str(subject.get("title", ""))
+    template = "{model}, tiny size" if subject["size"] == "tiny" else "{model}, full size"
+    return Message(template, model=str(subject["title"]).partition(",")[0])
 
 
 def heading(result: JsonMapping) -> list[MessageLike]:
@@ -175,7 +184,7 @@ def heading(result: JsonMapping) -> list[MessageLike]:
     if rate.get("tflops"):
         rates = {"type": rate["dtype"], "rate": f"{rate['tflops']:g} TFLOP/s"}
         where = Message("{machine}; {type} matrix products: {rate}", machine=where, **rates)
-    return [Message("{model}, batch {number}", model=subject["title"], number=subject["batch"]), where]
+    return [Message("{model}, batch {number}", model=subject_title(subject), number=subject["batch"]), where]
 
 
 def align_columns(rows: Sequence[Sequence[MessageLike]]) -> Iterable[str]:

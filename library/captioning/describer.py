@@ -9,7 +9,7 @@ from PIL import Image
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, option_name
 
 # Prompts for chat models, by title; the first is the default.
 PROMPTS = {
@@ -38,7 +38,9 @@ class Generation:
     def __post_init__(self) -> None:
         for name in ("max_tokens", "beams"):
             if getattr(self, name) < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=getattr(self, name))
+                raise ConfigError(
+                    "{name} is {value}: it must be at least 1", name=option_name(name), value=getattr(self, name)
+                )
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise ConfigError(
                 "min_tokens is {value}: use 0 to max_tokens, which is {most}",
@@ -155,7 +157,7 @@ def chosen_device(device: str) -> str:
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but there is no usable NVIDIA GPU here: use cpu")
+        raise ConfigError("{name} is cuda, but there is no usable NVIDIA GPU here: use cpu", name=option_name("device"))
     return "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Message, Report, counted
+from library.config.problems import ConfigError, Message, Report, counted, option_name
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
 from library.jobs.work import run_command
@@ -139,7 +139,9 @@ def _add_caption_options(parser: argparse.ArgumentParser, batch: int) -> None:
 def _load_captioner(arguments: argparse.Namespace, report: Report) -> "Captioner":
     """Load the model; download it first if it is given by its id. The options are checked before."""
     if arguments.batch_size < 1:
-        raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=arguments.batch_size)
+        raise ConfigError(
+            "{name} is {value}: it must be at least 1", name=option_name("batch_size"), value=arguments.batch_size
+        )
     if arguments.way == "wd14":
         from library.captioning.wd14 import Limits, Tagger
 

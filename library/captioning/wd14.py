@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, option_name
 from library.curation.tags import split_tags, tag_key
 
 MODEL, TAGS = "model.onnx", "selected_tags.csv"
@@ -31,7 +31,9 @@ class Limits:
         for name in ("general", "character"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(
-                    "{name} is {value}: it is a probability, from 0 to 1", name=name, value=f"{getattr(self, name):g}"
+                    "{name} is {value}: it is a probability, from 0 to 1",
+                    name=option_name(name),
+                    value=f"{getattr(self, name):g}",
                 )
 
 
@@ -136,7 +138,8 @@ def _session(path: Path, device: str) -> Any:
     available = onnxruntime.get_available_providers()
     preferred = [] if device == "cpu" else ["CUDAExecutionProvider"]
     if device == "cuda" and preferred[0] not in available:
-        raise ConfigError("device is cuda, but this onnxruntime has no CUDA: pip install onnxruntime-gpu, or use cpu")
+        template = "{name} is cuda, but this onnxruntime has no CUDA: pip install onnxruntime-gpu, or use cpu"
+        raise ConfigError(template, name=option_name("device"))
     try:
         return onnxruntime.InferenceSession(
             str(path), providers=[p for p in [*preferred, "CPUExecutionProvider"] if p in available]

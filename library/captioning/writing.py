@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from PIL import Image
 
-from library.config.problems import ConfigError, Message, Report, counted
+from library.config.problems import ConfigError, Message, Report, counted, option_name
 from library.curation import thumbs, trash
 from library.curation.tags import split_tags, tag_key
 from library.data import folders
@@ -42,11 +42,16 @@ class CaptioningOptions:
     def __post_init__(self) -> None:
         if not self.extension.startswith(".") or not self.extension[1:].isalnum():
             raise ConfigError(
-                "extension is {extension}: it begins with a dot, such as .txt", extension=repr(self.extension)
+                "{name} is {extension}: it begins with a dot, such as .txt",
+                name=option_name("extension"),
+                extension=repr(self.extension),
             )
         if self.existing not in EXISTING:
             raise ConfigError(
-                "existing is {existing}: use {known}", existing=repr(self.existing), known=", ".join(EXISTING)
+                "{name} is {value}: use {known}",
+                name=option_name("existing"),
+                value=repr(self.existing),
+                known=", ".join(EXISTING),
             )
 
     def words(self, generated: str, old: str, is_tags: bool = True) -> str:

@@ -223,6 +223,18 @@ def option_values(values: Mapping[str, str]) -> Message:
     return join_messages([Message(template, option=option_name(name), value=value) for name, value in values.items()])
 
 
+def with_labels(message: Message, labels: Mapping[str, str]) -> Message:
+    """Return a message in which options are called by their labels, as in a form of their own."""
+    if isinstance(message, OptionName):
+        return Message(labels.get(message.template, message.template))
+    inner = {
+        name: with_labels(value, labels) for name, value in message.arguments.items() if isinstance(value, Message)
+    }
+    if isinstance(message, Problem):
+        return message.replaced(**inner)
+    return message._with(inner) if inner else message
+
+
 MessageLike = str | Message  # plain text from the user or another program, or a sentence of ours
 
 

@@ -27,6 +27,12 @@ def parse_count(value: Any) -> int | None:
     return result or None
 
 
+def seed_or_random(value: Any) -> int | None:
+    """Parse a seed; -1 is a random one, as other programs write it."""
+    result = to_int(value)
+    return None if result == -1 else result
+
+
 def count_or_off(value: Any) -> int | None:
     return max(0, to_int(value)) or None
 

@@ -1,12 +1,12 @@
 """The EXIF orientation of image files, in any format that Pillow reads it from, and turning images upright."""
 
 import os
-from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from PIL import Image
 
+Version = tuple[str, int, int]  # of a file: path, time and length
 UPRIGHT = 1
 TAG = 0x0112
 SIDEWAYS = (5, 6, 7, 8)  # these swap width and height
@@ -21,6 +21,8 @@ TURNS = {
     8: Turn.ROTATE_90,
 }
 BACK = {**TURNS, 6: Turn.ROTATE_90, 8: Turn.ROTATE_270}  # the other turns undo themselves
+MAX_KNOWN = 1 << 18
+_known: dict[Version, int] = {}
 # PNG text chunks in which other programs store EXIF and XMP.
 PNG_TEXTS = (b"Raw profile type exif", b"Raw profile type APP1", b"Raw profile type xmp", b"XML:com.adobe.xmp")
 
@@ -40,13 +42,36 @@ def orientation(path: str | Path) -> int:
         status = os.stat(path)
     except OSError:
         return UPRIGHT
-    return _of_file(os.fspath(path), status.st_mtime_ns, status.st_size)
+    version = os.fspath(path), status.st_mtime_ns, status.st_size
+    if (turn := _known.get(version)) is None:
+        _keep(version, turn := _of_file(os.fspath(path), status.st_size))
+    return turn
 
 
-@lru_cache(maxsize=1 << 18)
-def _of_file(path: str, modified: int, num_bytes: int) -> int:
-    """Return the orientation of a file. Time and length are part of the cache key."""
-    del modified
+def note_orientation(path: str, file: BinaryIO, image: Image.Image) -> None:
+    """Keep the orientation of a file that is open as an image, for `orientation`; where it must be decoded, do not."""
+    turn = UPRIGHT
+    if path.lower().endswith(".png"):
+        place = file.tell()
+        has_exif = _has_exif(file)
+        file.seek(place)
+        if has_exif:
+            return
+    elif image.format not in ("PNG", "BMP"):
+        turn = orientation_of(image)
+    elif not path.lower().endswith(".bmp"):
+        return
+    status = os.fstat(file.fileno())
+    _keep((path, status.st_mtime_ns, status.st_size), turn)
+
+
+def _keep(version: Version, turn: int) -> None:
+    if len(_known) >= MAX_KNOWN:
+        _known.clear()
+    _known[version] = turn
+
+
+def _of_file(path: str, num_bytes: int) -> int:
     if num_bytes == 0 or path.lower().endswith(".bmp"):
         return UPRIGHT
     try:

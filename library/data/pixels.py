@@ -2,10 +2,11 @@
 
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import imagesize
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image, features
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.data.augment import View
-from library.data.orientation import orientation, turned_size, upright
+from library.data.orientation import MAX_KNOWN, Version, note_orientation, orientation, turned_size, upright
 
 # OpenCV's constants as numbers, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
@@ -46,6 +47,7 @@ class Decoding:
 
 
 AS_STORED = Decoding()
+_transparent: dict[Version, bool] = {}
 
 
 def decoding(config: RunConfig) -> Decoding:
@@ -86,15 +88,19 @@ def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
 
 def check_file(path: str, whole: bool = True) -> str:
     """Return why an image cannot be decoded, or "". Reads its header and its end; with `whole` also checks a PNG's
-    checksums and decodes a WebP, which has none. Others are decoded only if their end looks damaged.
+    checksums and decodes a WebP, which has none. Others are decoded only if their end looks damaged. What it reads on
+    the way is kept for `orientation` and `has_transparency`, which then need not open the file.
     """
     try:
         extensions()
-        with Image.open(path) as image:
-            if _is_undamaged(path, image, whole):
-                return ""
-        with Image.open(path) as image:
-            image.load()
+        with open(path, "rb") as file:
+            with Image.open(file) as image:
+                _keep_facts(path, file, image)
+                if _is_undamaged(file, image, whole):
+                    return ""
+            file.seek(0)
+            with Image.open(file) as image:
+                image.load()
     except Exception as e:
         return _decoding_error(e)
     return ""
@@ -103,11 +109,26 @@ def check_file(path: str, whole: bool = True) -> str:
 def has_transparency(path: str) -> bool:
     """Return whether an image has an alpha channel or a transparent colour; False if it is unreadable."""
     try:
+        status = os.stat(path)
+        known = _transparent.get((path, status.st_mtime_ns, status.st_size))
+        if known is not None:
+            return known
         extensions()
-        with Image.open(path) as image:
-            return image.has_transparency_data
+        with open(path, "rb") as file, Image.open(file) as image:
+            return _keep_facts(path, file, image)
     except Exception:
         return False
+
+
+def _keep_facts(path: str, file: BinaryIO, image: Image.Image) -> bool:
+    """Keep what an opened image says of itself. Return whether it is transparent anywhere."""
+    note_orientation(path, file, image)
+    if len(_transparent) >= MAX_KNOWN:
+        _transparent.clear()
+    status = os.fstat(file.fileno())
+    is_transparent = bool(image.has_transparency_data)
+    _transparent[path, status.st_mtime_ns, status.st_size] = is_transparent
+    return is_transparent
 
 
 @lru_cache(maxsize=1 << 16)
@@ -242,13 +263,13 @@ def _alpha_least(image: Image.Image) -> float:
     return float(least) if isinstance(least, int | float) else 255.0
 
 
-def _is_undamaged(path: str, image: Image.Image, whole: bool) -> bool:
+def _is_undamaged(file: BinaryIO, image: Image.Image, whole: bool) -> bool:
     """Return whether an opened file is undamaged, by its checksums or its end; False if only decoding can tell.
 
     A wrong bit in a JPEG or BMP only changes pixels; a PNG or WebP becomes undecodable.
     """
     kind = image.format or ""
-    if not _ends_well(path, kind) or (whole and kind == "WEBP"):
+    if not _ends_well(file, kind) or (whole and kind == "WEBP"):
         return False
     try:
         if whole and kind == "PNG":
@@ -258,13 +279,15 @@ def _is_undamaged(path: str, image: Image.Image, whole: bool) -> bool:
     return True
 
 
-def _ends_well(path: str, kind: str) -> bool:
+def _ends_well(file: BinaryIO, kind: str) -> bool:
     """Return whether the file ends as its format requires, so is not truncated."""
-    with open(path, "rb") as f:
-        head = f.read(12)
-        length = f.seek(0, 2)
-        f.seek(max(0, length - 64))
-        tail = f.read()
+    place = file.tell()  # where Pillow goes on to read
+    file.seek(0)
+    head = file.read(12)
+    length = file.seek(0, 2)
+    file.seek(max(0, length - 64))
+    tail = file.read()
+    file.seek(place)
     if kind == "PNG":
         return b"IEND" in tail
     if kind in ("JPEG", "MPO"):

@@ -125,7 +125,10 @@ def _find_stored_family(facts: JsonMapping, version: str) -> str:
     family = next((family for start, family in METADATA_TABLES["versions"].items() if version.startswith(start)), "")
     if not family:
         if not version:
-            template = "this LoRA does not say which model it was trained on ({key}); name the training with --script"
+            template = (
+                "this LoRA does not say which model it was trained on ({key}); "
+                "name the training with kohya import --script"
+            )
             raise ConfigError(template, key="ss_base_model_version")
         unsupported_versions = METADATA_TABLES["other_versions"].items()
         model = next((title for start, title in unsupported_versions if version.startswith(start)), version)

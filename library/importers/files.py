@@ -64,6 +64,7 @@ def import_file(
     file = parse_file(path)
     refuse_data(file, path)
     if path.suffix.lower() != ".toml" and not of_others(file):
+        _refuse_prompts(file, path)
         template = (
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
         )
@@ -198,6 +199,17 @@ def _refuse_list(entries: list[Any], path: Path) -> None:
         )
     if "prompt" in first:
         advice = Message("import the config that names it as sample_definition_file_name")
+        raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
+
+
+def _refuse_prompts(settings: JsonMapping, path: Path) -> None:
+    """Raise ConfigError for SimpleTuner's prompts by name, each a text, or a table with one."""
+    values = [value.get("prompt") if isinstance(value, Mapping) else value for value in settings.values()]
+    texts = [value for value in values if isinstance(value, str)]
+    # Short values could be settings of any program, unless the file's name says what they are.
+    is_plain = "prompt" in path.stem.lower() or all(" " in text.strip() for text in texts)
+    if texts and len(texts) == len(values) and is_plain:
+        advice = Message("import the config that names it as user_prompt_library, which writes it as sample_prompts")
         raise ConfigError("{path} is a file of sample prompts, not a training: {advice}", path=path, advice=advice)
 
 

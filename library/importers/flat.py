@@ -157,7 +157,8 @@ def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequenc
         fitting = [*configs_of_kind(settings, {script: configs[script] for script in fitting})] or fitting
     if len(fitting) > 1:
         raise ConfigError(
-            "this file names no training script; choose it with --script: {fitting}", fitting=", ".join(fitting)
+            "this file names no training script; choose it with kohya import --script: {fitting}",
+            fitting=", ".join(fitting),
         )
     return fitting[0]
 

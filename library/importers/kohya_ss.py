@@ -82,8 +82,8 @@ def script_of_kohya_file(settings: JsonMapping) -> str:
         return SD15_SCRIPTS[tab]  # the model of kohya_ss if no box is ticked
     if family not in TITLED:
         raise ConfigError(
-            "this file of {trainer} is for {title}, which is not trained here: use {trainer}, or import it with "
-            "--script sdxl_train_network (or another one) to use its settings for SDXL or FLUX.1",
+            "this file of {trainer} is for {title}, which is not trained here: use {trainer}, or take its settings "
+            "over for another model with kohya import --script, such as --script sdxl_train_network",
             trainer=TRAINER,
             title=family or "Stable Diffusion 2",
         )

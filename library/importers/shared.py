@@ -18,7 +18,7 @@ from library.importers.builder import ImportBuilder, is_empty, to_number
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 MODELS = "SDXL, FLUX.1, FLUX.2, FLUX.3, Krea 2, Qwen-Image, Qwen-Image-2.1, Z-Image, Anima, SD 1.5"  # all families
 ONLY = Message("this trainer trains LoRA and whole models of {models}", models=MODELS)
-NO_MODEL = "this file of {trainer} names no model in {key}; name the training with --script"
+NO_MODEL = "this file of {trainer} names no model in {key}; name the training with kohya import --script"
 # Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
 BLOCK_COUNTS = {
     "flux": (38, 35),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, MessageLike, with_labels
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> a permitted path, or the id of a model on the hub, or ConfigError
@@ -88,6 +88,13 @@ class CommandForms:
         self.parser(_RaisingParser).parse_args(words[1:])
         return words
 
+    def labelled(self, name: str, message: MessageLike) -> MessageLike:
+        """Return what a subcommand says about its options by the labels of its form."""
+        form = self.all().get(name)
+        if form is None or not isinstance(message, Message):
+            return message
+        return with_labels(message, {field.name: field.label for field in form.fields})
+
     def _fields(self, subparser: argparse.ArgumentParser) -> Iterator[CommandField]:
         for action in subparser._actions:
             if action.dest == "help" or action.dest in self.left_out:
@@ -152,6 +159,9 @@ def _field_words(field: CommandField, value: Any, guard: Guard) -> Iterator[str]
         elif field.kind == "number" and not _is_number(line, field.is_whole):
             number = Message("a whole number") if field.is_whole else Message("a number")
             raise ConfigError("{label}: {value} is not {number}", label=field.label, value=line, number=number)
+        elif field.kind == "choice" and line not in field.choices:
+            template = "{label}: {value} is none of the choices; choose {choices}"
+            raise ConfigError(template, label=field.label, value=repr(line), choices=", ".join(field.choices))
         else:
             yield f"{field.flag}={line}" if field.flag else line
 

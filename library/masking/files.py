@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from library.captioning.writing import Written, listings, rgb
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Report, option_name
 from library.curation import thumbs, trash
 from library.data import folders, pixels
 from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
@@ -40,12 +40,19 @@ class MaskOptions:
     def __post_init__(self) -> None:
         if self.existing not in EXISTING:
             raise ConfigError(
-                "existing is {existing}: use {known}", existing=repr(self.existing), known=", ".join(EXISTING)
+                "{name} is {value}: use {known}",
+                name=option_name("existing"),
+                value=repr(self.existing),
+                known=", ".join(EXISTING),
             )
         if self.into not in INTO:
-            raise ConfigError("into is {into}: use {known}", into=repr(self.into), known=", ".join(INTO))
+            raise ConfigError(
+                "{name} is {value}: use {known}", name=option_name("into"), value=repr(self.into), known=", ".join(INTO)
+            )
         if not 0 <= self.outside <= 100:
-            raise ConfigError("outside is {outside}: it is a percentage, from 0 to 100", outside=self.outside)
+            raise ConfigError(
+                "{name} is {value}: it is a percentage, from 0 to 100", name=option_name("outside"), value=self.outside
+            )
 
     def grey(self, segmentation: np.ndarray) -> Image.Image:
         """Convert a segmentation [H,W] in 0..1 to a mask."""

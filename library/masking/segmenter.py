@@ -10,7 +10,7 @@ from PIL import Image
 
 from library.captioning.describer import check_folder, chosen_device
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, option_name
 from library.curation.tags import split_tags
 
 BY_WORDS = "clipseg"
@@ -28,9 +28,15 @@ class SegmentationModel:
         self.name, self.words, self.threshold = folder.name, split_tags(words), threshold
         self.batch_size = max(1, batch_size)
         if not self.words:
-            raise ConfigError("words: write what is to be learned, such as person, or dog, cat")
+            raise ConfigError(
+                "{name}: write what is to be learned, such as person, or dog, cat", name=option_name("words")
+            )
         if not 0 < threshold < 1:
-            raise ConfigError("threshold is {value}: it is a probability between 0 and 1", value=f"{threshold:g}")
+            raise ConfigError(
+                "{name} is {value}: it is a probability between 0 and 1",
+                name=option_name("threshold"),
+                value=f"{threshold:g}",
+            )
         kind = check_folder(folder)
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
         self.model, self.processor = _load_segmenter(folder, kind)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Message, Report, counted
+from library.config.problems import ConfigError, Message, Report, counted, option_name
 from library.data.folders import some
 from library.downloads import model_folder
 from library.downloads.shell import default_folder
@@ -28,7 +28,9 @@ def _make_masks(arguments: argparse.Namespace, report: Report) -> int:
         done = files.make_of_alpha(images, masks, options, report)
     else:
         if arguments.batch_size < 1:
-            raise ConfigError("batch_size is {batch_size}: it must be at least 1", batch_size=arguments.batch_size)
+            raise ConfigError(
+                "{name} is {value}: it must be at least 1", name=option_name("batch_size"), value=arguments.batch_size
+            )
         folder = model_folder.find_model_folder(arguments.model, model_folder.TRANSFORMERS, default_folder(), report)
         report(Message("loading the model"), 0, 1)
         model = SegmentationModel(folder, arguments.words, arguments.threshold, arguments.batch_size, arguments.device)

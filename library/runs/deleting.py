@@ -8,7 +8,7 @@ from pathlib import Path
 
 from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.files import patiently, remove
-from library.runs import layout, reader, registry
+from library.runs import dates, layout, reader, registry
 from library.runs.written_files import written_file
 
 KINDS = ("saved", "sample")  # events that name files
@@ -25,8 +25,9 @@ class Deletion:
 
     def sentence(self) -> Message:
         """Return what is deleted, and what is not."""
-        template = "This deletes the record of {run} with its settings, curves and log in {folder}."
-        parts = [Message(template, run=self.run.id, folder=self.run.folder)]
+        template = "This deletes the record of {run}, started {when}, with its settings, curves and log in {folder}."
+        when = dates.moment(self.run.facts.get("started") or 0)
+        parts = [Message(template, run=self.run.name, when=when, folder=self.run.folder)]
         if self.files:
             files, size = counted(len(self.files), "file"), f"{self.size / 1e9:.2f}"
             parts.append(Message("It deletes {files} with {size} GB that the run has written.", files=files, size=size))

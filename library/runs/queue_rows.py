@@ -83,7 +83,7 @@ def _row(
         gpus=tuple(str(device) for device in devices if device != gpu_slots.CPU),
         gpu_count=gpu_slots.wanted_processes(entry.how),
         names_gpus=bool(forecast.named_gpus(entry.how)),
-        memory=entry.memory or None,
+        memory=entry.memory if entry.memory and gpu_slots.has_gpu() else None,  # the estimate is of a GPU
         added=entry.added,
         can_resume=bool(run) and queue.can_resume(run, runs),
         compared_with=before[0],

@@ -6,7 +6,7 @@ from pathlib import Path
 from library.adapter_files import adapters, storage, writing
 from library.adapter_files.names import FORMATS
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name
 from library.tools import for_comfyui
 
 
@@ -29,7 +29,9 @@ def convert_lora(
     without names there.
     """
     if to not in FORMATS:
-        raise ConfigError("to is {to}: use one of {formats}", to=repr(to), formats=", ".join(FORMATS))
+        raise ConfigError(
+            "{name} is {to}: use one of {formats}", name=option_name("to"), to=repr(to), formats=", ".join(FORMATS)
+        )
     problems: list[Problem] = []
     place = attempted(problems, lambda: storage.fresh(out, lora))
     if place is not None:

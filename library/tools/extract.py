@@ -13,7 +13,7 @@ from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.models import ModelFile
 from library.adapter_files.names import Module
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name
 
 ROUNDING_SHARE = 0.25  # mean rounding error, in steps of the dtype
 
@@ -32,15 +32,23 @@ class ExtractOptions:
     def __post_init__(self) -> None:
         for name in ("rank", "conv_rank"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
+                raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
         if not 0.5 < self.clamp <= 1:
-            raise ConfigError("clamp is {clamp}: it is a quantile, above 0.5 and at most 1", clamp=f"{self.clamp:g}")
-        if self.min_diff < 0 or self.iterations < 0:
-            raise ConfigError("min_diff and iterations cannot be negative")
+            template = "{name} is {value}: it is a quantile, above 0.5 and at most 1"
+            raise ConfigError(template, name=option_name("clamp"), value=f"{self.clamp:g}")
+        for name in ("min_diff", "iterations"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(
+                    "{name} is {value}: it cannot be negative", name=option_name(name), value=f"{value:g}"
+                )
         if not self.device.startswith(("cpu", "cuda")):
-            raise ConfigError("device is {device}: use cpu or cuda", device=repr(self.device))
+            raise ConfigError(
+                "{name} is {device}: use cpu or cuda", name=option_name("device"), device=repr(self.device)
+            )
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError("device is cuda, but PyTorch finds no NVIDIA GPU here: use cpu")
+            raise ConfigError(
+                "{name} is cuda, but PyTorch finds no NVIDIA GPU here: use cpu", name=option_name("device")
+            )
 
 
 @dataclass

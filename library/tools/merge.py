@@ -18,7 +18,7 @@ from library.adapter_files.joining import Part, Weighted
 from library.adapter_files.models import ModelFile, WeightSlice, delta_shape
 from library.adapter_files.names import Module
 from library.adapter_files.storage import Planned, silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted, collecting
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, collecting, option_name
 
 Addition = Callable[[Tensor], Tensor]  # rows of a base weight, in float32 -> the addition to them
 
@@ -165,7 +165,7 @@ def _check_joined(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model
                 template = (
                     "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
                 )
-                raise ConfigError(template, path=path, kind=bound.title, name="trained_on")
+                raise ConfigError(template, path=path, kind=bound.title, name=option_name("trained_on"))
     if problems:
         raise ConfigError(*problems)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from library.adapter_files import storage
 from library.adapter_files.storage import Metadata, silent
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Report, option_name
 from library.families.shared.raw_header import read_raw_header
 from library.files import need_space, write_atomic
 
@@ -33,7 +33,10 @@ def edit(
     """
     path = storage.check_readable(path)
     if (out is None) != in_place:
-        raise ConfigError("give the name of a new file, or say that the file itself shall be changed, not both")
+        template = "{out} is missing: give the name of a new file"
+        if in_place:
+            template = "{out} and in_place exclude each other: give the name of a new file, or change the file itself"
+        raise ConfigError(template, out=option_name("out"))
     target = path if out is None else storage.fresh(out, path)
     changed = dict(read_metadata(path))
     for key in remove:

@@ -15,7 +15,7 @@ from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.joining import Part, adapter_of, nearest_lora, weight_shape, with_bias
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name
 
 MIN_SINGULAR_VALUE = 1e-6  # a module with a smaller largest singular value counts as zero and gets rank 1
 
@@ -56,27 +56,33 @@ class ResizeOptions:
         method, parameter = self.method, self.parameter
         if method not in METHODS:
             raise ConfigError(
-                "method is {method}: use one of {methods}", method=repr(method), methods=", ".join(METHODS)
+                "{name} is {method}: use one of {methods}",
+                name=option_name("method"),
+                method=repr(method),
+                methods=", ".join(METHODS),
             )
         for name, value in (("rank", self.rank), ("conv_rank", self.conv_rank)):
             if value is not None and value < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=name, value=value)
+                raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
         if method == "fixed":
             return
         if parameter is None:
             raise ConfigError(
-                "{method} needs its parameter: {example}, for example",
+                "{name} is missing: {method} needs it; {example}, for example",
+                name=option_name("parameter"),
                 method=method,
                 example="10" if method == "sv_ratio" else "0.9",
             )
         if method == "sv_ratio" and not parameter > 1:
             raise ConfigError(
-                "parameter is {parameter}: sv_ratio keeps what is up to so many times smaller, above 1",
+                "{name} is {parameter}: sv_ratio keeps what is up to so many times smaller, above 1",
+                name=option_name("parameter"),
                 parameter=f"{parameter:g}",
             )
         if method != "sv_ratio" and not 0 < parameter <= 1:
             raise ConfigError(
-                "parameter is {parameter}: {method} takes the share to keep, above 0 and at most 1",
+                "{name} is {parameter}: {method} takes the share to keep, above 0 and at most 1",
+                name=option_name("parameter"),
                 parameter=f"{parameter:g}",
                 method=method,
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Message, Problem, attempted, counted
+from library.config.problems import ConfigError, Message, Problem, attempted, counted, option_name, together
 from library.config.strengths import WEIGHT_FILES, is_number
 from library.jobs.work import join_work, progress_line
 
@@ -45,9 +45,9 @@ def merge(arguments: argparse.Namespace) -> int:
         raise ConfigError(*problems)
     if arguments.base:
         if arguments.rank or arguments.conv_rank or arguments.trained_on:
-            raise ConfigError(
-                "rank, conv_rank and trained_on are for merging LoRAs into one: leave them out with --base"
-            )
+            template = "{options} are for merging LoRAs into one: leave them out, or leave out {base}"
+            options = together([*map(option_name, ("rank", "conv_rank", "trained_on"))])
+            raise ConfigError(template, options=options, base=option_name("base"))
         done = tool.merge_into_checkpoint(
             arguments.base, loras, arguments.out, dtype=arguments.dtype, report=arguments.report
         )
@@ -311,7 +311,7 @@ def _weighted(text: str) -> tuple[str, float]:
 def _pair(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator:
-        raise ConfigError("--set takes KEY=VALUE, got {text}", text=text)
+        raise ConfigError("{name} takes KEY=VALUE, got {text}", name=option_name("set"), text=text)
     return key, value
 
 

@@ -7,24 +7,38 @@ from typing import Any
 from library.config.building import draft, replace_options
 from library.config.json_types import JsonMapping
 from library.config.outside_files import parse_toml
-from library.config.problems import ConfigError, Message, MessageLike, Problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
 from library.config.schema import flatten_sections, options_of
 from library.families import config_class
 from library.runs import gpu_slots, queue, reader, resume, start
 
 
-def started_config(run: reader.RecordedRun) -> Any:
+@dataclass(frozen=True)
+class Reopened:
+    """A config from a record, and the options in the record that this version does not have."""
+
+    config: Any
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[MessageLike]:
+        """A sentence about the unknown options, if there are any."""
+        template = "The settings of this run have {names}, which this version does not have: left out."
+        return [Message(template, names=", ".join(self.unknown))] if self.unknown else []
+
+
+def started_config(run: reader.RecordedRun) -> Reopened:
     """The config that a run was started with: its TOML or, if it was started in a shell, its record."""
     text = resume.run_toml(run)
     script = str(run.facts.get("script") or "")
     return config_from(script, text) if text else _config(script, flatten_sections(resume.run_settings(run)))
 
 
-def config_from(script: str, toml: str) -> Any:
+def config_from(script: str, toml: str) -> Reopened:
     return _config(script, flatten_sections(parse_toml(toml, "run.toml")))
 
 
-def _config(script: str, values: JsonMapping) -> Any:
+def _config(script: str, values: JsonMapping) -> Reopened:
     try:
         config = config_class(script)
     except (KeyError, ConfigError):
@@ -32,14 +46,15 @@ def _config(script: str, values: JsonMapping) -> Any:
             "This run was made by {script}, which this version does not have.", script=script or "an unknown script"
         ) from None
     options = options_of(config)  # an older version may have had other options
-    return draft(config, {name: options[name].read(value) for name, value in values.items() if name in options})
+    known = {name: options[name].read(value) for name, value in values.items() if name in options}
+    return Reopened(draft(config, known), tuple(name for name in values if name not in options))
 
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     """The job that resumes a run; from the beginning if it has saved no state."""
     resume.check_resumable(run)
     state = resume.newest_state(run)
-    config = replace_options(started_config(run), resume=str(state) if state else None)
+    config = replace_options(started_config(run).config, resume=str(state) if state else None)
     job = start.job(config, **resume.run_launch_options(run))
     # Relative paths start from the folder of the shell that the run was started in.
     folder, output = str(run.facts.get("folder") or job.folder), str(run.facts.get("output_dir") or job.output)
@@ -69,8 +84,13 @@ def resume_run(run: reader.RecordedRun) -> Resumed:
         run_id = start.begin_job(job)
         if state:
             said = Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state))
-            return Resumed(said, run_id)
-        return Resumed("It starts again from the beginning: this is the new run.", run_id)
+            return Resumed(_said(said, run), run_id)
+        return Resumed(_said("It starts again from the beginning: this is the new run.", run), run_id)
     entry = queue.add_to_queue(job, first=True)
     said = "Another training is running: this one resumes when that has ended (see the Runs tab)."
-    return Resumed(said, entry=entry.id)
+    return Resumed(_said(said, run), entry=entry.id)
+
+
+def _said(sentence: MessageLike, run: reader.RecordedRun) -> MessageLike:
+    notes = started_config(run).notes
+    return join_messages([sentence, *notes], " ") if notes else sentence

@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 from library.bench import chart, report
+from library.config.problems import Message
 from library.measuring import candidates
 
 
@@ -56,3 +57,19 @@ def test_rates_are_those_of_the_time():
     assert report.compute_rates(10**12, 10.0, {"tflops": 200.0}) == {"flops": 10**12, "tflops": 100.0, "mfu": 0.5}
     assert report.compute_rates(None, 10.0, {"tflops": 200.0}) == {}
     assert "mfu" not in report.compute_rates(10**12, 10.0, {})
+
+
+def test_what_the_lab_shows_of_a_measurement_is_made_of_sentences_to_translate():
+    result = {
+        "kind": "bench",
+        "subject": {"title": "FLUX.1, tiny size", "size": "tiny", "batch": 1},
+        "machine": {"name": "x", "torch": "2", "device": "cpu", "threads": 1},
+        "results": [
+            {"part": part, "resolution": 64, "candidate": "eager", "status": "ok", "ms": {"p50": 1.0, "p90": 3.0}}
+            for part in ("step", "vae-encode")
+        ],
+    }
+    titles = [title for title, _ in chart.groups(result)]
+    assert [str(title) for title in titles] == ["Training step at 64", "Other parts"]
+    texts = [*titles, report.subject_title(result["subject"]), *report.noise_warning(result)]
+    assert all(isinstance(text, Message) for text in texts) and str(texts[2]) == "FLUX.1, tiny size"

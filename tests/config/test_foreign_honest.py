@@ -208,3 +208,21 @@ def test_logsnr_of_musubi_tuner_is_a_sigmoid(keys, scale, is_same):
     expected = {"timestep_sampling": "sigmoid", "sigmoid_scale": scale, "logit_mean": 0, "logit_std": 1}
     assert differing(option_values(imported.config), expected) == {}
     assert ("nearest" not in str(outcome(imported, "timestep_sampling").text)) == is_same
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"LoRA_type": "Standard", "sdxl": True, "seed": -1},
+        {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "training_method": "LORA", "seed": "-1"},
+        {"model_family": "sdxl", "model_type": "lora", "data_backend_config": "d.json", "seed": -1},
+        {"model_train_type": "sdxl-lora", "seed": -1},
+        {"network_module": "networks.lora", "seed": -1},
+        of_aitoolkit({"network.type": "lora", "model.name_or_path": "dev", "model.is_flux": True, "train.seed": -1}),
+    ],
+    ids=["kohya_ss", "OneTrainer", "SimpleTuner", "lora-scripts", "sd-scripts", "ai-toolkit"],
+)
+def test_a_seed_of_minus_one_is_a_random_one(settings):
+    imported = importers.import_content(settings, CONFIGS)
+    assert imported.config.steps.seed is None
+    assert not [problem for problem in (*imported.problems, *imported.unknown()) if problem.option == "seed"]

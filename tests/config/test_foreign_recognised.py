@@ -37,6 +37,18 @@ def test_a_flat_file_is_read_as_toml_alone(tmp_path, name, settings):
 
 
 @pytest.mark.parametrize(
+    ("name", "prompts"),
+    [
+        ("user_prompt_library.json", {"cat": "cat", "dog": "a dog"}),
+        ("library.json", {"cat": "a cat", "dog": {"prompt": "a dog", "adapter_strength": 0.5}}),
+    ],
+)
+def test_prompts_of_simpletuner_alone_are_called_prompts(tmp_path, name, prompts):
+    with pytest.raises(ConfigError, match=f"{name} is a file of sample prompts, .* as user_prompt_library"):
+        importers.import_file(written(tmp_path, name, prompts), CONFIGS)
+
+
+@pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
         ("q.toml", {"arch": "Z-Image", "_source_script": "5_1.ps1", "network_dim": 8}, "qinglong"),

@@ -1,10 +1,13 @@
 """Which script the settings of kohya_ss and ai-toolkit are for."""
 
+import re
+
 import pytest
 
 from library import importers
 from library.config.problems import ConfigError
 from library.importers import kohya_ss
+from tests import source
 from tests.config.arriving import of_aitoolkit
 from tests.config.test_foreign import CONFIGS
 
@@ -39,6 +42,12 @@ def test_the_script_is_found_as_kohya_ss_chooses_it(keys, script):
 def test_models_that_are_not_trained_here_are_refused_by_name(keys, words):
     with pytest.raises(ConfigError, match=words):
         importers.import_content(keys, CONFIGS)
+
+
+def test_a_flag_is_named_with_its_command_as_the_page_has_no_flags():
+    for path in (source.ROOT / "library" / "importers").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(?<!kohya import )(?<!such as )--script", text), path
 
 
 @pytest.mark.parametrize(

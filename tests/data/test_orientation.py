@@ -1,6 +1,8 @@
 """Photos that a camera turned: their EXIF orientation, and everywhere that it is applied, or not."""
 
+import builtins
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -290,3 +292,33 @@ def test_presets_and_new_data_sets_turn_and_sd_scripts_files_do_not():
         assert path.parent.name in ("compile", "recipes") or read_toml(path)["exif_rotation"] is True, path
     assert COUNTING_OPTIONS["exif_rotation"] is True
     assert not any(options_of(config_class(script))["exif_rotation"].default for script in RUNS)
+
+
+@pytest.mark.parametrize(("suffix", "mode", "most"), [(".jpg", "RGB", 2), (".png", "RGB", 2), (".png", "RGBA", 3)])
+def test_the_check_opens_an_image_once_for_its_size_once_for_all_else_and_decodes_few(
+    tmp_path, monkeypatch, suffix, mode, most
+):
+    opened, plain_open = Counter(), builtins.open
+
+    def counting(file, *args, **more):
+        opened[str(file)] += str(file).endswith(suffix)
+        return plain_open(file, *args, **more)
+
+    (tmp_path / "1_cat").mkdir()
+    for number in range(3):
+        make.picture(tmp_path / "1_cat" / f"{number}{suffix}", SIZE, number, mode=mode)
+        (tmp_path / "1_cat" / f"{number}.txt").write_text("a cat")
+    monkeypatch.setattr(builtins, "open", counting)
+    data.check_data(make.config(tmp_path, caption_extension=".txt"), 32)
+    assert set((+opened).values()) == {most}
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+@pytest.mark.parametrize("turn", TURNS)
+def test_an_orientation_that_the_check_has_seen_is_the_same(tmp_path, suffix, turn):
+    path = str(turned(tmp_path / f"b{suffix}", turn))
+    assert pixels.check_file(path) == "" and orientation.orientation(path) == turn
+    assert pixels.has_transparency(path) is False
+    make.picture(Path(path), SIZE, mode="RGBA" if suffix == ".png" else "RGB")  # another file in its place
+    os.utime(path, ns=(1, 1))
+    assert orientation.orientation(path) == 1 and pixels.has_transparency(path) is (suffix == ".png")

@@ -211,6 +211,7 @@ UNREADABLE = {
         ({"weight_scale": torch.ones((), dtype=torch.float64)}, "scales are in F64"),
         ({"comfy_quant": as_format(format="int8_blockwise")}, "int8_blockwise"),
         ({"comfy_quant": as_format(format="asym_w4a8_int8"), "weight_scale": None}, "asym_w4a8_int8"),
+        ({"comfy_quant": as_format(format="float8_e4m3fn")}, "stored in int8 and marked as float8_e4m3fn"),
         ({"comfy_quant": as_format(format=None)}, "a damaged comfy_quant"),
         ({"comfy_quant": torch.tensor([*b"{broken"], dtype=torch.uint8)}, "a damaged comfy_quant"),
         ({"comfy_quant": as_format(convrot=True, convrot_groupsize="64")}, "which is impossible"),
@@ -227,6 +228,7 @@ UNREADABLE = {
         ({"weight_scale": torch.ones((), dtype=torch.float64)}, "scales are in F64"),
         ({"weight_scale": torch.ones(4, 2).to(torch.float8_e8m0fnu)}, "stored as mxfp8"),
         ({"weight_scale": torch.ones(4, 2, dtype=torch.uint8)}, "stored as mxfp8"),
+        ({"comfy_quant": as_format(format="int8_tensorwise")}, "stored in fp8 and marked as int8_tensorwise"),
         ({"comfy_quant": as_format(format="float8_e4m3fn_blockwise")}, "stored as float8_e4m3fn_blockwise"),
     ),
 }

@@ -339,7 +339,9 @@ def test_the_form_survives_a_reload(visit):
     visitor = filled(visit(), "/results")
     visitor.family("FLUX.1")
     visitor.fill(clip_l="/models/clip.safetensors")
+    visitor.page.get_by_label("Config file").first.fill("/results/cat.toml")
     visitor.open()
+    assert visitor.page.get_by_label("Config file").first.input_value() == "/results/cat.toml"
     assert visitor.page.locator("#lora-output_dir").input_value() == "/results"
     assert visitor.page.locator("#lora-flux-clip_l").input_value() == "/models/clip.safetensors"
 

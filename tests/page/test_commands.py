@@ -1,13 +1,18 @@
 """Commands as forms: guarded paths, results that overwrite nothing, and markup from the shell's own options."""
 
+import re
+
 import pytest
 
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools import commands
 from kohya_gui.tools.commands import ToolCommands
+from library.captioning.shell import main as caption_main
 from library.config.problems import ConfigError
 from library.jobs import job
+from library.masking.shell import main as mask_main
 from library.runs import layout, process
+from library.tools.shell import main as tools_main
 
 
 @pytest.fixture
@@ -60,7 +65,10 @@ def test_a_form_is_started_with_guarded_paths(page, tmp_path):
             "^Rank: x is not a whole number",
         ),
         ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "rank": "1.5"}, "1.5 is not a whole number"),
-        ({"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "dtype": "--out=/tmp/x"}, "invalid choice"),
+        (
+            {"loras": "{root}/a.safetensors", "out": "{root}/n.safetensors", "dtype": "--out=/tmp/x"},
+            "is none of the choices",
+        ),
         ({"loras": "--base=/etc/passwd", "out": "{root}/n.safetensors"}, "LoRA files"),
     ],
 )
@@ -126,3 +134,55 @@ def test_three_tools_may_run_at_once(page):
         running("tools", "tools", "merge")
     with pytest.raises(ConfigError, match="^Merge is still running"):
         commands.refuse_second("tools")
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "values", "label"),
+    [
+        ("tools", "metadata", {"set": "title"}, "Set"),
+        ("tools", "metadata", {"set": "ss_title=x", "out": ""}, "New file"),
+        ("tools", "merge", {"base": "{root}/b.safetensors", "rank": "4"}, "Base model"),
+        ("tools", "merge", {"conv_rank": "0"}, "Rank of convolutions"),
+        ("tools", "merge", {"rank": "x"}, "Rank"),
+        ("tools", "merge", {"dtype": "int3"}, "Stored as"),
+        ("tools", "extract", {"conv_rank": "0"}, "Rank of convolutions"),
+        ("tools", "extract", {"min_diff": "-1"}, "Smallest difference"),
+        ("tools", "extract", {"iterations": "-1"}, "Iterations"),
+        ("tools", "extract", {"clamp": "0"}, "Clamp"),
+        ("tools", "extract", {"device": "tpu"}, "Device"),
+        ("tools", "resize", {"rank": "0"}, "Rank"),
+        ("tools", "resize", {"rank": "4", "method": "sv_ratio"}, "Parameter"),
+        ("tools", "resize", {"rank": "4", "method": "sv_fro", "parameter": "2"}, "Parameter"),
+        ("tools", "convert", {"to": "mine"}, "Names"),
+        ("caption", "wd14", {"batch_size": "0"}, "Batch size"),
+        ("caption", "wd14", {"general": "2"}, "Threshold"),
+        ("caption", "wd14", {"extension": "txt"}, "Caption ending"),
+        ("caption", "hf", {"max_tokens": "0"}, "Longest caption"),
+        ("caption", "hf", {"existing": "keep"}, "Images with a caption"),
+        ("mask", "model", {"words": "cat", "batch_size": "0"}, "Batch size"),
+        ("mask", "model", {"words": ","}, "What to learn"),
+        ("mask", "model", {"words": "cat", "threshold": "2"}, "Threshold"),
+        ("mask", "alpha", {"outside": "200"}, "Rest of the image"),
+        ("mask", "alpha", {"existing": "keep"}, "Images with a mask"),
+    ],
+)
+def test_bad_input_is_answered_with_the_label_of_its_field(page, tmp_path, command, name, values, label):
+    """Whether the form or its command refuses it, no name of an option of the shell is left in the sentence."""
+    root, forms = tmp_path / "root", commands.COMMANDS[command]
+    (root / "cat.png").write_bytes(b"")
+    (root / "config.json").write_text("{}", encoding="utf-8")
+    kinds = {"new": root / "new.safetensors", "folder": root, "model": root}
+    filled = {
+        field.name: str(kinds.get(field.kind, root / "a.safetensors"))
+        for field in forms.all()[name].fields
+        if field.kind in (*kinds, "file", "files")
+        and field.name not in ("trained_on", "base")
+        or name == "extract"
+        and field.name == "base"
+    }
+    values = {option: value.replace("{root}", str(root)) for option, value in values.items()}
+    main = {"tools": tools_main, "caption": caption_main, "mask": mask_main}[command]
+    with pytest.raises(ConfigError) as wrong:
+        main(forms.words(name, {**filled, **values}, page.guard)[1:])
+    said = str(forms.labelled(name, wrong.value.said)).replace(str(root), "")
+    assert label in said and not re.search(r"--\w|[a-z]_[a-z]", said.replace("sv_", ""))

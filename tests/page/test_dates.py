@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from kohya_gui.i18n import dates
 from kohya_gui.server import scripts
+from library.runs import dates
 from library.runs.durations import duration_in_words
 from tests import source
 

@@ -329,6 +329,18 @@ def test_pictures_are_those_of_a_run_and_no_others(sampled):
         assert b"root:" not in body and b"PNG" not in body, path
 
 
+def test_options_that_this_version_does_not_have_are_named_where_a_run_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    config = {"save": {"output_dir": "out", "old_way": 3}, "data": {"train_data_dir": "images", "seed": 5}}
+    with pytest.raises(SystemExit), Record.start(config, SCRIPT, tmp_path / "out", "cat", "FLUX.1 LoRA") as record:
+        raise SystemExit(3)
+    run, words = reader.find_run(record.id), "have old_way, which this version does not have"
+    (note,) = reopening.started_config(run).notes
+    assert words in str(note)
+    monkeypatch.setattr(start, "begin_job", lambda job: "the-new-run")
+    assert words in str(reopening.resume_run(run).said)
+
+
 def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     shell = tmp_path / "shell"

@@ -10,14 +10,13 @@ from PIL import Image
 
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
-from kohya_gui.i18n import dates
 from kohya_gui.panel import samples
 from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml, toml_value
 from library.config.problems import ConfigError, Message
 from library.jobs import job as jobs
-from library.runs import layout, process, reader, registry
+from library.runs import dates, layout, process, reader, registry
 from tests.training import wait_for
 
 TAB = TABS[0]

@@ -228,6 +228,30 @@ def test_a_blank_stands_between_words_and_a_number(language):
     assert not glued
 
 
+# What follows a name inside of another sentence, without a colon: "{file} {why}", "{optimizer} {unusable}".
+INSIDE = (
+    *(
+        "is ignored",
+        "is also read",
+        "is read as part",
+        "is not a known sampler",
+        "becomes {used}",
+        "is neither an image",
+    ),
+    *("is empty", "has more than {most} MB", "names the package", "needs a GPU", "is no way", "is no candidate", "yes"),
+)
+
+
+def test_no_japanese_sentence_begins_with_a_particle_after_the_colon_behind_an_option():
+    particles = re.compile(r"[：:\s]*(は|が|を|に|の|と|で|へ|も|から|より|まで|によって)(?!で|れ|っ)")
+    begins = {
+        english: japanese
+        for english, japanese in TABLES["ja"].items()
+        if re.match(r"[a-z:=(]", english) and not english.startswith(INSIDE) and particles.match(japanese)
+    }
+    assert not begins
+
+
 def test_why_an_option_has_no_effect_is_in_every_catalogue():
     family_rules = [rule for script in RUNS for rule in config_class(script).ineffective_rules]
     rules = (

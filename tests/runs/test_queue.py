@@ -398,6 +398,9 @@ def test_rows_say_when_entries_start_on_which_gpu_and_what_differs(tmp_path, mon
         "unknown": (1180.0, None, ("0",)),
         "last": (1180.0, 1240.0, ("1",)),
     }
+    assert rows["one"].memory == 12.5 and rows["unknown"].memory is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # without a GPU there is no memory of it to speak of
+    assert {row.memory for row in queue_rows.queue_rows(queue.read_queue())} == {None}
     two = rows["two"]
     assert (two.total_steps, two.memory, two.names_gpus, two.compared_with) == (60, 12.5, True, "one")
     assert [(d.option, d.before, d.value) for d in two.differences] == [("seed", "1", "2"), ("network_dim", None, "4")]

@@ -45,7 +45,10 @@ def test_files_of_a_training_are_those_of_its_kinds_below_its_output_folder(run)
 def test_a_record_cannot_have_other_files_deleted(run):
     events = [{"kind": kind, "file": name} for kind in deleting.KINDS for name in (*GOOD, *BAD)]
     (run.folder / layout.PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in events))
-    deleting.delete_run(deleting.plan_deletion(run, with_files=True))
+    deletion = deleting.plan_deletion(run, with_files=True)
+    said = str(deletion.sentence())
+    assert f"the record of {run.name}, started " in said and str(run.folder) in said
+    deleting.delete_run(deletion)
     home = run.folder.parent.parent
     assert not run.folder.exists() and not any((home / name).exists() for name in GOOD)
     assert (home / "notes.txt").exists() and (home / "photos" / "holiday.jpg").exists()

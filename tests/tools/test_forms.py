@@ -71,7 +71,7 @@ def test_a_filled_form_is_a_command(tool, values, expected):
         ("merge", {}, "LoRA files: this must be filled in\nNew file: this must be filled in"),
         ("resize", {"lora": "a", "out": "o", "rank": "many"}, "Rank: many is not a whole number"),
         ("resize", {"lora": "a\nb", "out": "o", "rank": "1"}, "LoRA file: this is one line"),
-        ("convert", {"lora": "a", "out": "o", "to": "mine"}, "invalid choice"),
+        ("convert", {"lora": "a", "out": "o", "to": "mine"}, "Names: 'mine' is none of the choices"),
         ("merge", {"loras": "a.safetensors=x", "out": "o"}, "the weight of a.safetensors is 'x'"),
         ("merge", {"loras": "a.safetensors=nan", "out": "o"}, "finite"),
         ("merge", {"loras": "secret", "out": "o"}, "LoRA files: secret is outside"),

@@ -13,6 +13,7 @@ from library.adapter_files import adapters, storage
 from library.adapter_files.joining import Ranks
 from library.adapter_files.models import ModelFile
 from library.config.problems import ConfigError
+from library.families.sd15 import random as random_sd15
 from library.methods.lora import Unmatched
 from library.tools import extract, merge, resize, shell
 from tests import flux_files
@@ -380,7 +381,7 @@ def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
         (lambda: merge.join_loras([(sdxl, 1), (flux, 1)], out), "another family"),
         (lambda: Ranks(0), "at least 1"),
         (lambda: resize.ResizeOptions(rank=0), "at least 1"),
-        (lambda: resize.ResizeOptions(rank=1, method="sv_ratio"), "needs its parameter"),
+        (lambda: resize.ResizeOptions(rank=1, method="sv_ratio"), "parameter is missing: sv_ratio needs it"),
         (lambda: resize.ResizeOptions(rank=1, method="sv_fro", parameter=2), "share to keep"),
         (lambda: resize.ResizeOptions(rank=1, method="best"), "use one of"),
         (lambda: extract.ExtractOptions(clamp=0), "quantile"),
@@ -390,6 +391,20 @@ def test_mistakes_are_one_sentence(bases, lora_files, tmp_path):
             attempt()
         assert "\n" not in str(wrong.value)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("told", ["by its metadata", "by its second text encoder"])
+def test_a_lora_of_sdxl_is_not_merged_into_sd15_whatever_its_sizes(lora_files, tmp_path, told):
+    """Their layers have the same names, and those of small models no sizes that tell them apart."""
+    lora = tmp_path / "xl.safetensors"
+    tensors = load_file(lora_files["sdxl"][0])
+    if told == "by its metadata":
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("lora_unet_")}
+    version = {"ss_base_model_version": "sdxl_base_v1-0"} if told == "by its metadata" else {}
+    save_file(tensors, lora, version)
+    base = random_sd15.write_random_model(tmp_path, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"xl.safetensors is a LoRA of SDXL, and .* is of another family"):
+        merge.merge_into_checkpoint(base, [(lora, 1)], tmp_path / "out.safetensors")
 
 
 def test_a_merged_file_says_what_it_is_made_of(bases, lora_files, tmp_path):

@@ -250,6 +250,7 @@ COMPILED_OTHERWISE = [
     ({"compile_backend": "aot_eager"}, "compile_backend was inductor and is aot_eager"),
     ({"compile_scope": "model"}, "compile_scope was blocks and is model"),
     ({"compile_blocks": "double:all"}, "compile_blocks was not set and is double:all"),
+    ({"compile_dynamic": "true"}, "compile_dynamic was auto and is true"),
     ({"compile": False, "compile_mode": "max-autotune"}, "compile was true and is false"),
     ({"compile_activation_budget": 0.3}, "compile_activation_budget was 1.0 and is 0.3"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing was false and is true"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from library.config.fixes import exclusive, other_optimizer
 from library.config.problems import Problem, option_name, together
-from library.config.reading import parse_count, steps_or_share
+from library.config.reading import parse_count, seed_or_random, steps_or_share
 from library.config.run_config import RunConfig
 from library.config.schema import opt, option_values
 
@@ -54,7 +54,6 @@ SchedulerName = Literal[
     "adafactor",
 ]
 ON_HUB = r"[\w.-]+/[\w.-]+/[^:]+(:[^:]*(:(model|dataset|space)?)?)?"  # a folder in a repository of Hugging Face
-
 MAX_STEPS = 10**9  # maximum steps; three years at ten per second
 WARMS_UP = ("adamwschedulefree", "sgdschedulefree")  # schedule-free optimizers with an argument warmup_steps
 # Options that step weights within the backward pass, as soon as their gradients are complete.
@@ -325,9 +324,10 @@ class Steps:
     )
     seed: int | None = opt(
         None,
-        "Empty: random. Same seed, same training; to the bit if compile_warmup is true or false.",
+        "Empty or -1: random. Same seed, same training; to the bit if compile_warmup is true or false.",
         min=-(2**63),
         max=2**64 - 1,
+        parse=seed_or_random,
     )
     early_stop_patience: int | None = opt(
         None,

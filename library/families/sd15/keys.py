@@ -55,6 +55,7 @@ class Sd15LoraNames(LoraNames):
     needs_evidence: ClassVar[bool] = True
     cross_attention: ClassVar[int] = 768
     version_word: ClassVar[str] = "v1"
+    other_version: ClassVar[str] = "xl"  # sdxl_base_v1-0
     shared: ClassVar[SharedForm] = SharedForm("kohya", is_peft=False)
     mergeable: ClassVar[tuple[str, ...]] = (SD15_CHECKPOINT, UNET_ALONE)
 

@@ -66,6 +66,7 @@ class LoraNames:
     cross_attention: ClassVar[int] = 0  # channels of text in cross-attention; 0 if its model has none by that name
     encoder_names: ClassVar[tuple[str, ...]] = ()  # prefixes of names that only its text encoders have
     version_word: ClassVar[str]  # contained in ss_base_model_version and modelspec.architecture
+    other_version: ClassVar[str] = ""  # a word there that tells another family, whose version holds the word above
     words: ClassVar[tuple[str, ...]] = ()  # parts of paths that contain underscores; all other underscores replace dots
     adapted: ClassVar[str]  # a pattern of paths in our tree: the layers that a LoRA adapts
     mergeable: ClassVar[tuple[str, ...]]  # descriptions by `recognise` of files that a LoRA can be merged into

@@ -12,7 +12,7 @@ from library.config.run_config import RunConfig
 from library.families import recognition
 from library.families.facts import FamilyFacts, Shapes
 from library.families.recognition import whole_model
-from library.families.shared import chosen_file, hub, scaled_weights, weights
+from library.families.shared import chosen_file, expected_shapes, hub, scaled_weights, weights
 from library.families.shared.expected_tensors import IncompleteError, first_names
 from library.families.shared.known_files import UNKNOWN
 
@@ -283,7 +283,8 @@ def plain_shapes_of(
 
 
 def incomplete_part(path: Path, definition: Part, shapes: Shapes, description: str) -> Message | None:
-    """Return the message for an incomplete file of a part; None for a complete one, or one of mostly other tensors.
+    """Return the message for an incomplete or misshapen file of a part; None for a usable one, or one of mostly other
+    tensors.
 
     `description` is the one by its header, "" if unknown.
     """
@@ -293,7 +294,7 @@ def incomplete_part(path: Path, definition: Part, shapes: Shapes, description: s
         return incomplete(path, description or definition.what, missing, len(expected))
     if description and not expected and not any(name.endswith(definition.marker) for name in shapes):
         return incomplete(path, description, [definition.marker[0]])
-    return None
+    return expected_shapes.misshapen(path, shapes) if expected else None
 
 
 def incomplete(path: Path, what: str, missing: list[str], num_expected: int = 0) -> Message:

@@ -230,6 +230,10 @@ def _unread_format(path: Path, entries: Entries, weights: Entries) -> Message | 
         format = format_in_header(in_header, layer) or marks.get(layer, {})
         if (kind := format.get("format", READ_FORMATS[0])) not in READ_FORMATS:
             return Message(UNREAD_FORMAT, path=path, kind=kind)
+        if "format" in format and (kind == INT8_FORMAT) != (entry["dtype"] == "I8"):
+            template = "{path} is damaged: {key} is stored in {stored} and marked as {kind}; download it again"
+            stored = "int8" if entry["dtype"] == "I8" else "fp8"
+            return Message(template, path=path, key=layer, stored=stored, kind=kind)
         if entry["dtype"] == "I8" and entry["shape"]:
             rotated_group(format, entry["shape"][-1], path)
     return None

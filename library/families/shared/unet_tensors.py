@@ -5,10 +5,9 @@ from pathlib import Path
 
 from library.config.problems import Message
 from library.families.facts import Shapes
-from library.families.shared import autoencoder, expected_tensors, weights
+from library.families.shared import autoencoder, clip, expected_shapes, expected_tensors, unet, weights
 from library.families.shared.expected_tensors import BOTH, changes_width, expanded
 from library.families.shared.part_files import incomplete
-from library.families.shared.unet import depths
 from library.families.shared.unet_checkpoint import UnetCheckpoints, located_vae, read_vae
 from library.families.shared.unet_names import Layout
 
@@ -22,7 +21,7 @@ TRANSFORMER_PATTERNS = (
 
 def unet_tensors(shapes: Shapes, added: bool) -> list[str]:
     """Return the tensor names of a U-Net in diffusers' layout; `added`: with conditions besides text."""
-    layout, depth = Layout.of(shapes), dict(depths(shapes))
+    layout, depth = Layout.of(shapes), dict(unet.depths(shapes))
     levels = list(enumerate(layout.attention))
     resnets, attentions = ["mid_block.resnets.0", "mid_block.resnets.1"], {"mid_block.attentions.0": "mid_block"}
     for i, has_attention in levels:
@@ -65,7 +64,9 @@ def tells_shapes(path: Path) -> bool:
 
 
 def incomplete_model(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Message | None:
-    """Return a message about an incomplete model, None for a complete one. A separate `vae` replaces the model's."""
+    """Return a message about an incomplete model, or one that does not fit together, None for a usable one. A separate
+    `vae` replaces the model's.
+    """
     folders = checkpoints.folders
     pieces = [file for part in folders.values() if (path / part).is_dir() for file in weights.files(path / part)]
     if not all(map(tells_shapes, pieces or weights.files(path))):
@@ -81,7 +82,28 @@ def incomplete_model(checkpoints: UnetCheckpoints, path: Path, vae: str | None) 
         names = _expected_names(checkpoints, part, shapes)
         num_expected += len(names)
         missing += [f"{folders[part]}.{name}" for name in names if name not in shapes]
-    return incomplete(path, checkpoints.whole, missing, num_expected) if missing else None
+    if missing:
+        return incomplete(path, checkpoints.whole, missing, num_expected)
+    problems = (expected_shapes.misshapen(path, shapes) for shapes in shapes_by_part.values())
+    return next((problem for problem in problems if problem), None) or _other_text(path, shapes_by_part)
+
+
+def _other_text(path: Path, shapes_by_part: Mapping[str, Shapes]) -> Message | None:
+    """Return that a U-Net was made for other text encoders than the model has; None if they fit."""
+    widths = {
+        part: shapes[f"text_model.{clip.CLIP_MARKER}"][1] for part, shapes in shapes_by_part.items() if "clip" in part
+    }
+    takes, given = expected_shapes.text_width(shapes_by_part["denoiser"]), sum(widths.values())
+    if (pooled := shapes_by_part["denoiser"].get(unet.ADDED)) and takes == given:
+        # The pooled text of the second text encoder comes beside six sizes.
+        takes, given = pooled[1] - 6 * unet.SIZE_CHANNELS, shapes_by_part["clip_g"]["text_projection.weight"][0]
+    if takes == given:
+        return None
+    template = (
+        "{path} has a U-Net for texts of {takes} channels, and its text encoders give {given}: they are of "
+        "different models; choose a complete one"
+    )
+    return Message(template, path=path, takes=takes, given=given)
 
 
 def _expected_names(checkpoints: UnetCheckpoints, part: str, shapes: Shapes) -> list[str]:
@@ -91,14 +113,16 @@ def _expected_names(checkpoints: UnetCheckpoints, part: str, shapes: Shapes) -> 
 
 
 def lacking_vae(path: Path) -> Message | None:
-    """Return a message about an incomplete VAE, None for a complete one."""
+    """Return a message about an incomplete or misshapen VAE, None for a usable one."""
     if not all(map(tells_shapes, weights.files(located_vae(path)))):
         return None
     with weights.shapes_only():
         shapes = _shapes_of(read_vae(path, half=False, mmap=True))
     expected = expected_tensors.autoencoder_tensors(shapes)
     missing = [name for name in expected if name not in shapes]
-    return incomplete(path, autoencoder.WHAT, missing, len(expected)) if missing else None
+    if missing:
+        return incomplete(path, autoencoder.WHAT, missing, len(expected))
+    return expected_shapes.misshapen(path, shapes)
 
 
 def _shapes_of(tensors: Mapping) -> Shapes:

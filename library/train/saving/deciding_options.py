@@ -21,7 +21,10 @@ ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile"
 KEEPING_OPTIONS = ("gradient_checkpointing", "checkpoint_keep_attention", "compile_activation_budget")
 # Options that decide the kernels of compiled blocks, which round in their own way. Where weights wait, as with
 # blocks_to_swap, changes no number.
-KERNEL_OPTIONS = ("compile_backend", "compile_mode", "compile_scope", "compile_blocks", *KEEPING_OPTIONS)
+KERNEL_OPTIONS = (
+    *("compile_backend", "compile_mode", "compile_scope", "compile_blocks", "compile_dynamic"),
+    *KEEPING_OPTIONS,
+)
 # Modes that differ in CUDA graphs alone, which replay the same kernels.
 EQUAL_KERNELS = {"reduce-overhead": "default", "max-autotune-no-cudagraphs": "max-autotune"}
 # Options of these sections that do change rounding or random draws.

@@ -1,4 +1,4 @@
-"""Dates and times on the page: their order and the names of months depend on the language's catalogue."""
+"""Dates and times in sentences: their order and the names of months depend on the language's catalogue."""
 
 import time
 
