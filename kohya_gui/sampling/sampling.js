@@ -108,8 +108,8 @@ function settle() {
 }
 
 /**
- * Fill in the newest file of the run, and the prompts of the run or form with their size, steps and scales, where nobody
- * has written others.
+ * Fill in the newest file of the run, and the prompts of the run or form with their size, steps and scales, where
+ * nobody has written others.
  */
 async function chooseModel() {
   settle();
