@@ -360,7 +360,7 @@ def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
     """Return the warning that these prompts have no sample for one reason; None stands for all prompts of a step."""
     if None in failed:
         return Message("sample_prompts: the samples of this step are left out ({why}); the training goes on", why=why)
-    first, *others = dict.fromkeys(map(_shortened, failed))
+    first, *others = dict.fromkeys(map(_shortened_prompt, failed))
     if others:
         template = "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training goes on"
         return Message(template, prompt=first, count=len(others), why=why)
@@ -369,6 +369,6 @@ def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
     )
 
 
-def _shortened(prompt: str | None) -> str:
+def _shortened_prompt(prompt: str | None) -> str:
     text = prompt or ""
     return f"'{text}'" if len(text) <= LONGEST_NAME else f"'{text[: LONGEST_NAME - 1]}…'"
