@@ -17,6 +17,7 @@ const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
 let nextSheet = ""; // the sheet to show, once it exists
+let followed = ""; // the newest job whose images are shown as they come, also one from before the page was loaded
 let isStale = false; // whether a form has changed since its fields were shown
 let runFromPanel = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
@@ -36,7 +37,7 @@ export function mount(element) {
     part(".jobs"),
     "sample",
     (job) => void refresh(JOB + job.id),
-    (job) => void renderSheet(JOB + job.id));
+    (job) => void follow(job.id));
   look = watch;
   part("form").addEventListener("submit", (event) => event.preventDefault());
   part("form").addEventListener("input", (event) => {
@@ -55,6 +56,16 @@ export function mount(element) {
   mountComparing(element);
 }
 
+/**
+ * Show the images that a job has so far, from its first one on; later somebody may choose others.
+ * @param {string} job
+ */
+async function follow(job) {
+  if (followed !== job) nextSheet = JOB + job;
+  followed = job;
+  await renderSheet(JOB + job);
+}
+
 /** Fill in the run chosen in the panel, if there is one. */
 async function start() {
   const run = runFromPanel;
@@ -63,10 +74,6 @@ async function start() {
   if (!run) return void (await showTaken());
   model().value = run;
   await chooseModel();
-  const list = part(".files"), [first] = all(list, "input", HTMLInputElement), newest = (await ofRun()).files.at(-1);
-  if (!newest || first.value) return;
-  first.value = newest;
-  grow(list);
 }
 
 /**
@@ -99,10 +106,16 @@ function settle() {
   around(part("#sampling-strengths"), ".field").hidden = text("compare") !== "strengths";
 }
 
-/** Fill in the prompts of the run or form, and their size, steps and scales, where nobody has written others. */
+/**
+ * Fill in the newest file of the run, and the prompts of the run or form with their size, steps and scales, where
+ * nobody has written others.
+ */
 async function chooseModel() {
   settle();
-  const { prompts, fields } = await showTaken();
+  const { files, prompts, fields } = await showTaken(), list = part(".files");
+  propose(all(list, "input", HTMLInputElement)[0], files.at(-1) ?? "");
+  for (const row of all(list, ".file").slice(1)) if (!find(row, "input", HTMLInputElement).value) row.remove();
+  grow(list);
   propose(part("#sampling-prompts", HTMLTextAreaElement), prompts.join("\n"));
   for (const field of all(part("form"), "[data-prompt]").filter(isField))
     propose(field, fields[field.dataset.prompt ?? ""] ?? "");
@@ -197,7 +210,6 @@ async function begin() {
       ...(text("compare") === "strengths" ? { strengths: text("strengths") } : {}),
       folder: text("folder"),
     });
-    nextSheet = JOB + job.id;
     showMessage(part(".said-of"), "good", "");
     look?.(job.id);
   } catch (error) {

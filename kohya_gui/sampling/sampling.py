@@ -89,10 +89,11 @@ class SamplingTab:
         # A resumed run that has made none yet begins with the prompts of the one that it goes on from.
         made = events.get("sample") or [sample.event for sample in with_resumed(run)]
         sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in made)
+        prompts_of_file, fields = self._rows(settings)
         return {
             "files": weight_files,
-            "prompts": [prompt for prompt in sample_prompts if prompt],
-            "fields": _size_of_samples(run) | self._rows(settings)[1],
+            "prompts": [prompt for prompt in sample_prompts if prompt] or prompts_of_file,
+            "fields": _size_of_samples(run) | fields,
             "takes": _takes(_drafted(run, settings)),
         }
 

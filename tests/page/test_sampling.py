@@ -191,6 +191,15 @@ def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
 
 
+def test_a_run_without_samples_proposes_the_prompts_of_its_file(tab, tmp_path):
+    run, written = run_with_samples(tmp_path / "root", "none-1"), tmp_path / "root" / "prompts.txt"
+    written.write_text("a zorb --d 1\na cat --w 64\n")
+    (run / layout.PROGRESS).write_text("", encoding="utf-8")
+    with (run / layout.TOML).open("a", encoding="utf-8") as toml:
+        toml.write(f"sample_prompts = {toml_value(str(written))}\n")
+    assert tab.of_run(ApiRequest({"run": run.name}))["prompts"] == ["a zorb", "a cat"]
+
+
 def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     run_with_samples(tmp_path / "root")
     choices = tab.choices(ApiRequest({}))

@@ -12,6 +12,7 @@ from library.config.building import Layer, build_config, read_layers
 from library.config.problems import ConfigError
 from library.config.values import split_strength
 from library.families import config_class
+from library.families.base import SampleRequest
 from library.families.sdxl.facts import SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS
 from library.objectives import diffusion
 from library.sampling import few_steps, generate, plan
@@ -112,6 +113,15 @@ def test_sdxl_follows_the_noise_levels_of_its_own_schedule_to_the_same_picture(g
         again = sampler.latents(replace(request, sigmas=SIGMAS_OF_4_STEPS, sampler_name="lcm"))
     assert torch.allclose(own, listed, atol=1e-3)
     assert torch.equal(renoised, again) and renoised.isfinite().all()
+
+
+@pytest.mark.parametrize("steps", [1, 4, 50, 51, 1000])
+def test_lcm_takes_as_many_steps_as_it_is_asked_for(steps):
+    from library.families.shared.unet_sampler import scheduler, set_noise_levels
+
+    lcm = scheduler("lcm", False)
+    set_noise_levels(lcm, SampleRequest("", steps=steps, sampler_name="lcm"))
+    assert len(lcm.timesteps) == steps == len(lcm.timesteps.unique())
 
 
 @pytest.mark.parametrize("levels", [SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS])

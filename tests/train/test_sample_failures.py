@@ -87,6 +87,15 @@ def test_only_the_prompt_that_fails_is_named(demo, values, tmp_path, monkeypatch
     assert len(said) == 3 and all("the sample of 'b is longer' is left out (RuntimeError: broken)" in s for s in said)
 
 
+def test_a_folder_that_takes_no_samples_is_one_warning_for_all_of_a_step(demo, values, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sample").write_text("in the way", encoding="utf-8")
+    made = train(config_of(demo, SCRIPT, output_dir=tmp_path / "out", **values))
+    said = [event["text"] for event in made.events("warning")]
+    names = f"the samples of 'a' and 1 more are left out (cannot write {tmp_path / 'out' / 'sample' / '*.png'}: "
+    assert len(said) == 3 and all(names in one for one in said)
+
+
 @pytest.mark.parametrize("text", ["# no prompt\n", "a --w 0\n", b"\x00\xff\x01", None])
 def test_prompts_that_become_unusable_leave_those_from_before(demo, values, plain, tmp_path, monkeypatch, text):
     from library.train.evaluation.samples import SampleRunner

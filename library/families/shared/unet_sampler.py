@@ -43,6 +43,7 @@ SAMPLERS: dict[str, tuple[str, dict]] = {
     "lcm": ("LCMScheduler", {}),
 }
 DRAWING = ("EulerAncestralDiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "LCMScheduler")  # noise at each step
+LCM_STEPS = 50  # of the distillation of LCM
 RENOISING = ("lcm",)  # samplers that predict the image at each step, and add new noise
 SAMPLERS |= {f"k_{name}": SAMPLERS[name] for name in ("lms", "euler", "euler_a", "dpm_2", "dpm_2_a")}
 
@@ -80,7 +81,9 @@ def set_noise_levels(steps: Any, request: SampleRequest) -> None:
     """Set a scheduler's steps: those of the request's sigmas, else its own."""
     # They stay on the host, where the scheduler computes with single numbers.
     if not request.sigmas:
-        steps.set_timesteps(request.steps)
+        # LCM takes its steps from those of a distillation, and refuses to take more than there are.
+        own = {"original_inference_steps": max(request.steps, LCM_STEPS)} if request.sampler_name in RENOISING else {}
+        steps.set_timesteps(request.steps, **own)
     elif request.sampler_name in RENOISING:
         alphas = steps.alphas_cumprod.double()
         levels = ((1 - alphas) / alphas).log().numpy() / 2

@@ -20,7 +20,7 @@ from library.data.images import ImageSet
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.vae_memory import is_out_of_memory
-from library.files import write_atomic
+from library.files import UnwritableError, clear_errors, write_atomic
 from library.memory.prepare import is_sharded
 from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
@@ -333,7 +333,12 @@ class SampleRunner:
             return
         prompt = self._prompts[number]
         path = self._path(number, prompt, training.clock)
-        write_atomic(path, image.save)
+        try:
+            write_atomic(path, image.save)
+        except UnwritableError as error:
+            # Names all samples, so that one warning is enough for those that fail alike.
+            with clear_errors(path.with_name(f"*{path.suffix}")):
+                raise error.__cause__ or error from None
         paths[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 
@@ -355,7 +360,7 @@ def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
     """Return the warning that these prompts have no sample for one reason; None stands for all prompts of a step."""
     if None in failed:
         return Message("sample_prompts: the samples of this step are left out ({why}); the training goes on", why=why)
-    first, *others = dict.fromkeys(map(_shortened, failed))
+    first, *others = dict.fromkeys(map(_shortened_prompt, failed))
     if others:
         template = "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training goes on"
         return Message(template, prompt=first, count=len(others), why=why)
@@ -364,6 +369,6 @@ def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
     )
 
 
-def _shortened(prompt: str | None) -> str:
+def _shortened_prompt(prompt: str | None) -> str:
     text = prompt or ""
     return f"'{text}'" if len(text) <= LONGEST_NAME else f"'{text[: LONGEST_NAME - 1]}…'"

@@ -1,0 +1,61 @@
+"""The tab Try it fills in what a chosen run has, and follows a job that it finds running."""
+
+from functools import partial
+
+import pytest
+
+pytestmark = pytest.mark.browser
+FORM, RUN = ["tab:lora", "Form"], ["run:a", "Run a"]
+
+
+@pytest.fixture
+def tab(visit):
+    """Return what opens the tab with these answers of the server, which may change later; it returns the page."""
+    pages = []
+
+    def opened(answers):
+        page = visit().page
+        for name in answers:
+            page.route(f"**/own/{name}", partial(lambda name, route: route.fulfill(json=answers[name]), name))
+        page.get_by_role("tab", name="Try it", exact=True).click()
+        page.locator("#sampling-model option").nth(1).wait_for(state="attached")
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.unroute_all(behavior="wait")
+
+
+def test_a_run_that_is_chosen_as_model_brings_its_newest_file_and_its_prompts(tab):
+    of_run = {"files": ["/zorb-10.pt", "/zorb-20.pt"], "prompts": ["a cat"], "fields": {}}
+    page = tab({"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "sampling_run": of_run})
+    chosen, first = page.locator("#sampling-model"), page.locator("#sampling-lora-first")
+    paths = "[...document.querySelectorAll('.sampling .file > input:first-of-type')].map((field) => field.value)"
+    expect = lambda *values: page.wait_for_function(f"values => `${{{paths}}}` === `${{values}}`", arg=values)  # noqa: E731
+    chosen.select_option(RUN[0])
+    expect("/zorb-20.pt", "")
+    assert page.locator("#sampling-prompts").input_value() == "a cat"
+    chosen.select_option(FORM[0])  # takes back what was proposed
+    expect("")
+    first.fill("/own.pt")
+    chosen.select_option(RUN[0])  # leaves what somebody wrote
+    page.wait_for_function("document.querySelector('#sampling-prompts').value")
+    expect("/own.pt", "")
+
+
+def test_a_job_from_before_the_page_was_loaded_shows_its_images_as_they_come(tab):
+    old, new = ["job:old", "Old"], ["job:new", "New"]
+    job = {"id": "new", "state": "running", "title": "Generate", "about": "", "when": "", "text": "", "log": ""}
+    job |= {"problems": [], "warnings": [], "error": "", "done": 0, "total": 2, "bytes": False}
+    sheet = {"columns": ["a"], "rows": ["a cat"], "cells": [[None]], "folder": ""}
+    answers = {"sampling_choices": {"models": [FORM, RUN], "sheets": [old]}, "command_list": {"jobs": [job]}}
+    answers["sampling_sheet"] = {**sheet, "cells": []}
+    page = tab(answers)
+    page.wait_for_function("document.querySelector('#sampling-sheet').value === 'job:old'")
+    answers |= {"sampling_choices": {"models": [FORM, RUN], "sheets": [new, old]}, "sampling_sheet": sheet}
+    page.wait_for_function("document.querySelector('#sampling-sheet').value === 'job:new'")
+    page.locator("#sampling-sheet").select_option(old[0])  # which stays, as somebody chose it
+    with page.expect_response("**/own/command_list"):
+        pass
+    assert page.locator("#sampling-sheet").input_value() == old[0]
