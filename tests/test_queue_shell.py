@@ -6,7 +6,7 @@ import pytest
 
 from library.check import isolated
 from library.cli import main
-from library.runs import queue, reader
+from library.runs import gpu_slots, queue, reader
 from library.runs.record import Record
 
 CONFIG = (
@@ -44,7 +44,8 @@ def write(tmp_path, name, seed=1, prompt="a fox"):
     return str(tmp_path / f"{name}.toml")
 
 
-def test_the_queue_without_a_page(kohya, tmp_path):
+def test_the_queue_without_a_page(kohya, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_slots, "has_gpu", lambda: True)
     script = ("--script", "flux_train_network")
     code, wrong = kohya("queue", "add", write(tmp_path, "fox"), *script, "--learning_rate", "-5", "--json")
     assert code == 1 and wrong["field"] == "learning_rate" and "--learning_rate" in wrong["error"]

@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from library import families
@@ -103,6 +104,14 @@ def _tensors(file: Path, *_version: int) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return load_file(file)
+
+
+def narrowed(tensors: dict[str, torch.Tensor], width: int, to: int) -> dict[str, torch.Tensor]:
+    """A network of another width: every dimension of `width` is cut to `to`."""
+    return {
+        name: t[tuple(slice(to) if size == width else slice(None) for size in t.shape)].contiguous()
+        for name, t in tensors.items()
+    }
 
 
 def pictures(folder: Path, sizes: Iterable[tuple[int, int]] = SQUARES, repeats: int = 2, seed: int = 0) -> Path:

@@ -19,7 +19,7 @@ from library.families.flux import random as random_flux
 from library.methods import targets
 from library.tools import convert, extract, merge, resize
 from tests.families.test_anima_model import family, in_diffusers
-from tests.training import config_of, pictures, train
+from tests.training import config_of, narrowed, pictures, train
 
 SCRIPT = "anima_train_network"
 PARTS = [f"{part}_{name}_proj" for part in ("self_attn", "cross_attn") for name in ("q", "k", "v", "output")]
@@ -116,10 +116,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
     adapter = saved({"lora_unet_blocks_0_mlp_layer1.lora_down.weight": torch.zeros(2, 2)}, tmp_path / "l.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["anima"].read_bytes()[:-100])
-    words = {
-        name: t[:, :32].contiguous() if t.ndim == 2 and t.shape[1] == 48 else t
-        for name, t in load_file(files["text_encoder"]).items()
-    }
+    words = narrowed(load_file(files["text_encoder"]), 48, 32)
     cases = [
         ({"anima": others["flux"]}, {}, "is a FLUX.1 transformer; train it with flux_train_network"),
         ({"anima": adapter}, {}, "is a LoRA file, not a model: give it as --network_weights"),

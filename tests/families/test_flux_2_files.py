@@ -15,7 +15,7 @@ from library.families.shared import autoencoder, statistics_vae
 from library.tools import convert, extract, merge, resize
 from tests import double_stream
 from tests.families.test_flux_2_model import family
-from tests.training import config_of, pictures, train
+from tests.training import config_of, narrowed, pictures, train
 
 SCRIPT = "flux_2_train_network"
 DOUBLE = tuple(
@@ -139,10 +139,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
     apart = double_stream.flux_2_to_diffusers(stored)
     del apart["transformer_blocks.1.attn.to_k.weight"]
     lacking = {name: tensor for name, tensor in stored.items() if not name.startswith("txt_in")}
-    words = {
-        name: t[:, :32] if t.ndim == 2 and t.shape[1] == 48 else t
-        for name, t in load_file(files["text_encoder"]).items()
-    }
+    words = narrowed(load_file(files["text_encoder"]), 48, 32)
     cases = [
         ({"flux_2": others["flux"]}, "is a FLUX.1 transformer; train it with flux_train_network"),
         ({"flux_2": adapter}, "is a LoRA file, not a model: give it as --network_weights"),

@@ -11,7 +11,7 @@ from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.qwen_image import random
 from tests.families.test_qwen_model import family
-from tests.training import config_of, pictures, train
+from tests.training import config_of, narrowed, pictures, train
 
 SCRIPT = "qwen_image_train_network"
 
@@ -147,10 +147,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
         assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
     flux = families.family_for(config_of_flux(others, pretrained_model_name_or_path=files["qwen_image"]))
     assert "is a Qwen-Image transformer; train it with qwen_image_train_network" in str(next(iter(flux.problems())))
-    narrow = {
-        name: t[:, :64].contiguous() if t.ndim == 2 and t.shape[1] == 128 else t
-        for name, t in load_file(files["text_encoder"]).items()
-    }
+    narrow = narrowed(load_file(files["text_encoder"]), 128, 64)
     (problem,) = said(files, text_encoder=saved(narrow, tmp_path / "n.safetensors"))
     assert "has 64 channels where this model expects 128" in problem
 

@@ -14,7 +14,7 @@ from library.families.zimage.keys import LORA_NAMES
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, extract, merge, resize
 from tests.families.test_zimage_model import family
-from tests.training import config_of, pictures, train
+from tests.training import config_of, narrowed, pictures, train
 
 SCRIPT = "zimage_train_network"
 INSIDE = (
@@ -144,10 +144,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
     omni = saved(stored | {"siglip_embedder.1.weight": torch.zeros(2, 2)}, tmp_path / "o.safetensors")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(files["zimage"].read_bytes()[:-100])
-    words = {
-        name: t[:, :32].contiguous() if t.ndim == 2 and t.shape[1] == 64 else t
-        for name, t in load_file(files["text_encoder"]).items()
-    }
+    words = narrowed(load_file(files["text_encoder"]), 64, 32)
     cases = [
         ({"zimage": others["flux"]}, "is a FLUX.1 transformer; train it with flux_train_network"),
         ({"zimage": adapter}, "is a LoRA file, not a model: give it as --network_weights"),

@@ -210,7 +210,7 @@ def test_metadata_mistakes(lora_files, tmp_path):
     before = file.read_bytes()
     for options, match in (
         ({"values": {"ss_a": "1"}}, "name of a new file"),
-        ({"out": new, "in_place": True}, "not both"),
+        ({"out": new, "in_place": True}, "exclude each other"),
         ({"out": file, "values": {"ss_a": "1"}}, "one of the files to read"),
         ({"out": new, "values": {"title": "x"}}, "no key of metadata|not a key"),
         ({"out": new, "remove": ["ss_nothing"]}, "nothing to remove"),
