@@ -50,7 +50,7 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
     begin("Train")
     visitor.fill(train_batch_size="0")
     done.set()
-    visitor.until("Started cat-")  # it starts what was on screen when the button was pressed
+    visitor.until("Started cat")  # it starts what was on screen when the button was pressed
     begin("Train")  # it cannot start beside the first training
     visitor.fill(train_batch_size="-1")
     done.set()
