@@ -27,7 +27,7 @@ from library.files import nearest_existing, write_atomic
 
 LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
 LIMIT_FILE = "limit.json"
-INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+INDUCTOR, GRAPHS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_GRAPH_CACHE"
 _set_variables: dict[str, str] = {}  # environment variables set by `use_cache`, which it may change again
 
 
@@ -51,6 +51,11 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
         # A folder from the environment is the user's, and is not pruned.
         prune_cache(default_root() if folder == wanted[-1] else folder, keep=folder)
     return folder
+
+
+def is_off() -> bool:
+    """Return whether a variable of PyTorch's keeps it from storing graphs."""
+    return os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1" or os.environ.get(GRAPHS) == "0"
 
 
 def holds_graphs() -> bool:

@@ -94,6 +94,17 @@ def test_reasons_to_compile_in_one_process(values, why):
     assert why in said and bool(why) == bool(said)
 
 
+@pytest.mark.parametrize(
+    "variable", [("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1"), ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")]
+)
+def test_without_the_cache_one_process_compiles(variable, monkeypatch):
+    config = build_config(families.config_class("sdxl_train_network"), GIVEN, notes=[])
+    compiler = ParallelCompiler(GPU, SimpleNamespace())
+    assert compiler.why_not(config) == ""
+    monkeypatch.setenv(*variable)
+    assert compiler.why_not(config) == "the cache of graphs is off"
+
+
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """Let this machine have other cores and GiB of free memory (RAM), and no control groups."""

@@ -66,6 +66,8 @@ class BackgroundCompiler:
             return why
         if self._world.ranks > 1:
             return "not used with several processes"
+        if cache.is_off():
+            return "the cache of graphs is off"
         if self._choices.compiled_from:
             return "the run that is continued had compiled blocks"
         if self._forced:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from library import families
-from library.compiler import block_calls, cudagraph, gpu_memory, warm_cache
+from library.compiler import block_calls, cache, cudagraph, gpu_memory, warm_cache
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.plan import CompilePlan
 from library.config.compile_modes import tunes_kernels
@@ -76,6 +76,8 @@ class ParallelCompiler:
         unrecorded = options.compile_warmup == "auto" and options.why_not_recorded(config)
         if not (unrecorded or options.why_not_in_background(config)):
             return "one may compile beside the first steps"
+        if cache.is_off():
+            return "the cache of graphs is off"
         if options.backends != {"inductor"}:
             return "only inductor keeps what it compiles"
         if options.compile_autotune or tunes_kernels(options):
