@@ -7,7 +7,7 @@ from pathlib import Path
 from kohya_gui.form import kept_file
 from kohya_gui.form.form import SettingsForm, Submission, attributes, condition
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import ApiRequest
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library import families
 from library.config.json_types import JsonObject
 from library.config.outside_files import read_outside_text
@@ -142,7 +142,7 @@ def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Pa
 def _rows(request: ApiRequest) -> list[dict[str, str]]:
     rows = request.fields.get("rows")
     if not isinstance(rows, list) or len(rows) > MAX_ROWS or not all(map(_is_row, rows)):
-        raise ConfigError("This is not what the page sends: load it again.")
+        raise ConfigError(NOT_OF_THE_PAGE)
     return rows
 
 

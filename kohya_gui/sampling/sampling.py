@@ -17,7 +17,7 @@ from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row, refuse_second
 from library import families
 from library.config.building import Layer, build_config, read_layers
@@ -327,7 +327,7 @@ def _prompt_file_lines(request: ApiRequest) -> list[str]:
     fields = request.values("fields")
     field_names = {"negative_prompt", *IMAGE_LABELS, *(name for name, *_ in NUMBERS)}
     if fields.keys() - field_names or not all(isinstance(value, str) for value in fields.values()):
-        raise ConfigError("This is not what the page sends: load it again.")
+        raise ConfigError(NOT_OF_THE_PAGE)
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
     rows = [{"prompt": line.strip(), **fields} for line in request.text("prompts").splitlines() if line.strip()]
     return prompt_rows.rows_as_text(rows).splitlines() if rows else []

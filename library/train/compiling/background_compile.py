@@ -267,11 +267,9 @@ class BackgroundCompiler:
 
     def _start_process(self, passes: TrialPasses) -> None:
         self._calls = block_calls.costliest_first(self._calls, passes.denoiser)
-        method, encoders = passes.compute_loss.method, passes.compute_loss.components.encoders
-        text_learns = any(map(method.trained_parts.get, encoders))
-        sizes = [*passes.batches.kinds()]
         self._begun = self._clock.step
-        job = compile_job(self._config, sizes, text_learns, self._calls, self._world.device)
+        sizes = [*passes.batches.kinds()]
+        job = compile_job(self._config, sizes, passes.text_learns, self._calls, self._world.device)
         try:
             self._process = CompileProcess()
         except OSError as error:

@@ -53,7 +53,10 @@ class ParallelCompiler:
 
     def begin(self, config: RunConfig) -> None:
         """Start the processes if the cache lacks the graphs that this config compiles before its first step."""
-        if not config.compile.compile or self.why_not(config):
+        if not config.compile.compile:
+            return
+        if why := self.why_not(config):
+            logger.debug("One process compiles all graphs: %s", why)
             return
         self._name = fingerprint_settings(config, self._world)
         if warm_cache.is_warm(self._name):
@@ -133,9 +136,7 @@ class ParallelCompiler:
             unused.stop()
         self._others[number:] = []
         began, waiting = time.perf_counter(), deque(range(len(calls)))
-        method, encoders = passes.compute_loss.method, passes.compute_loss.components.encoders
-        text_learns = any(map(method.trained_parts.get, encoders))
-        job = compile_job(config, [*passes.batches.kinds()], text_learns, calls, self._world.device)
+        job = compile_job(config, [*passes.batches.kinds()], passes.text_learns, calls, self._world.device)
         for other in self._others:
             other.start(job, waiting)
         own = self._take_part(calls, waiting, plan, passes.denoiser)

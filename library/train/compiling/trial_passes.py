@@ -31,6 +31,12 @@ class TrialPasses:
     def recorder(self) -> GraphedModel | None:
         return cudagraph.recorder_of(self.denoiser)
 
+    @property
+    def text_learns(self) -> bool:
+        """Whether text encoders are trained, too."""
+        trained = self.compute_loss.method.trained_parts
+        return any(map(trained.get, self.compute_loss.components.encoders))
+
     def run(self, kind: Kind) -> None:
         """Pass over an example batch of this kind, if need be without gpu_memory_limit. Draws random numbers."""
         try:
