@@ -204,9 +204,9 @@ def test_a_process_beside_the_run_counts_within_the_limit(gpu, monkeypatch):
     run = background_compile.BackgroundCompiler(config, world, None, CompilePlan(), None, None)  # type: ignore[bad-argument-type]
     gpu.reserved = 22 * GIB
     monkeypatch.setattr(background_compile.estimate, "bytes_to_compile", lambda _: 2 * GIB)
-    assert not run._why_no_room(torch.nn.Linear(1, 1))
+    assert run._room(torch.nn.Linear(1, 1))[0] == ""
     with gpu_memory.held_to(24, CUDA):
-        assert "the training leaves 0.7 GiB" in run._why_no_room(torch.nn.Linear(1, 1))
+        assert "the training leaves 0.7 GiB" in run._room(torch.nn.Linear(1, 1))[0]
 
 
 @pytest.mark.parametrize(("memory", "told"), [(80.0, True), (24.0, False), (None, False)])

@@ -10,6 +10,7 @@ from library import families
 from library.compiler import prewarm, torch_private
 from library.config.building import build_config
 from library.train.compiling import compile_process, parallel_compile, process_room
+from library.train.compiling.compile_process import CompileProcesses
 from library.train.compiling.parallel_compile import ParallelCompiler
 from tests.training import PLAIN_CODE, config_of, train
 
@@ -54,16 +55,16 @@ def test_the_training_reads_what_others_compiled_and_starts_no_process_the_next_
     for name, value in {**PLAIN_CODE, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(prewarm, "_compile_small_graph", lambda kind: None)  # code for nothing but a quicker start
-    monkeypatch.setattr(ParallelCompiler, "_take_part", lambda *given: 0)  # the other process takes all
+    monkeypatch.setattr(CompileProcesses, "take_last", lambda self: None)  # the other process takes all
     values = {"compile_blocks": "single:0", "mixed_precision": "bf16", "network_args": ["single_dim=0"], **GIVEN}
     config = config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path, **values)
     cache_counts()
     first = train(config)
     assert cache_counts() == {"fxgraph_cache_hit": 2, "autograd_cache_hit": 1}
-    assert "Processes beside this one (1) compiled 1 of 1 graph" in capsys.readouterr().out
+    assert "Processes beside this one (1) compiled 1 of 1 graph, and this one 0" in capsys.readouterr().out
     assert first.facts["compile"]["graphs"] == {"SingleStreamBlock": 1}
 
-    monkeypatch.setattr(parallel_compile, "CompileProcess", lambda *given: pytest.fail("the cache has all graphs"))
+    monkeypatch.setattr(compile_process, "CompileProcess", lambda *given: pytest.fail("the cache has all graphs"))
     second = train(config_of(demo, "flux_train_network", train_data_dir=squares, output_dir=tmp_path / "2", **values))
     assert second.losses == first.losses
 
@@ -153,7 +154,7 @@ def test_memory_that_the_model_took_meanwhile_is_not_given_to_a_process(machine,
     monkeypatch.setattr(parallel_compile.gpu_memory, "free_memory", lambda device: 2**40)
     monkeypatch.setattr(parallel_compile.torch.cuda, "empty_cache", lambda: None)
     compiler = ParallelCompiler(GPU, SimpleNamespace())
-    compiler._others += [SimpleNamespace()] * 7
+    compiler._others._processes += [SimpleNamespace()] * 7
     calls = [SimpleNamespace(path="block", largest_tensor=1)] * 9
     denoiser = torch.nn.ModuleDict({"block": torch.nn.Linear(1, 1)})
     assert compiler._number_with_room(calls, denoiser) == 7
@@ -167,12 +168,15 @@ def test_the_processes_that_were_started_before_one_could_not_be_are_used_and_st
     def start(threads, waited_for):
         if len(compiler._others) == 2:
             raise OSError(12, "Cannot allocate memory")
-        return SimpleNamespace(kill=lambda: stopped.append(1), stop=lambda: stopped.append(2))
+        return SimpleNamespace(
+            kill=lambda: stopped.append(1), stop=lambda: stopped.append(2), prepare=lambda _: None, unfinished=[]
+        )
 
-    monkeypatch.setattr(parallel_compile, "CompileProcess", start)
+    monkeypatch.setattr(compile_process, "CompileProcess", start)
     monkeypatch.setattr(parallel_compile, "fingerprint_settings", lambda *given: "unknown")
+    monkeypatch.setattr(parallel_compile, "compile_settings", lambda *given: {})
     monkeypatch.setattr(parallel_compile, "most_processes", lambda graphs: 4)
     config = build_config(families.config_class("sdxl_train_network"), GIVEN, notes=[])
     with ParallelCompiler(GPU, SimpleNamespace()) as compiler:
         compiler.begin(config)
-    assert stopped == [1, 1, 2, 2]
+    assert stopped[:4] == [1, 1, 2, 2]

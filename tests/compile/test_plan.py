@@ -16,7 +16,7 @@ from library.compiler.plan import TRANSITIONS, CompilePlan, ImpossibleEvent, Pla
 from library.config.problems import ConfigError
 from library.memory import prepare
 from library.train.choices import Choices
-from library.train.compiling import background_compile
+from library.train.compiling import background_compile, background_graphs
 from library.train.compiling.background_compile import BackgroundCompiler
 from library.train.compiling.precompile import Precompiler
 from library.train.compiling.trial_passes import TrialPasses
@@ -99,7 +99,7 @@ def no_memory_for_eager_steps(_: Any) -> Training:
 
 def process_that_fails(_: Any) -> Training:
     training = Training(warmup="beside").prepare()
-    Ready.made.compiled, Ready.made.failure = 0, "no compiler"
+    Ready.made.ready, Ready.made.failures, Ready.made.running = [], ["no compiler"], False
     return training.steps(1)
 
 
@@ -188,10 +188,11 @@ def walked(monkeypatch: pytest.MonkeyPatch, forget: Any) -> Iterator[list[str]]:
     """The events of all plans, in their order; a process that compiles is one that has."""
     found, on = [], CompilePlan.on
     monkeypatch.setattr(CompilePlan, "on", lambda self, event: found.append(event.name) or on(self, event))
-    monkeypatch.setattr(background_compile, "CompileProcess", Ready)
+    monkeypatch.setattr(background_compile, "CompileProcesses", Ready)
     monkeypatch.setattr(background_compile, "compile_job", lambda *given: {"calls": given[3]})
     monkeypatch.setattr(background_compile.families, "compiling_cost", lambda config: (0, 1000.0))
-    monkeypatch.setattr(background_compile.torch_private, "import_inductor", lambda: None)
+    monkeypatch.setattr(background_compile, "fingerprint_settings", lambda *given: "settings")
+    monkeypatch.setattr(background_graphs.torch_private, "import_inductor", lambda: None)
     yield found
     torch.compiler.set_stance("default")
 

@@ -1,18 +1,16 @@
 """Whether blocks are compiled before the first step, beside the run or not at all.
 
-Beside the run the first steps are eager while another process compiles the blocks into the cache.
+Beside the run the first steps are eager while other processes compile the blocks into the cache.
 """
 
 import contextlib
-import logging
-import threading
 import time
 
 import torch
 from torch import nn
 
 from library import families
-from library.compiler import block_calls, blocks, cache, cudagraph, gpu_memory, torch_private
+from library.compiler import block_calls, blocks, cache, cudagraph, gpu_memory, warm_cache
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.payoff import CACHED_SHARE, COMPILING, LOADING, SAVED_SHARE, SAVED_SHARE_8_BIT, SWITCHING, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
@@ -23,12 +21,13 @@ from library.distributed.world import World
 from library.memory.prepare import BYTES_OF_ADAM, is_sharded
 from library.train.choices import Choices
 from library.train.compiling import background_estimate as estimate
-from library.train.compiling.compile_process import CompileProcess, compile_job
+from library.train.compiling.background_graphs import BackgroundGraphs
+from library.train.compiling.compile_process import CompileProcesses, compile_job
+from library.train.compiling.fingerprint import fingerprint_settings
+from library.train.compiling.process_room import most_processes
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 from library.train.step.clock import Clock
-
-logger = logging.getLogger(__name__)
 
 INSTEAD = "compile_warmup = true compiles them before the first step"
 TOO_SMALL = "the GPU's memory is too small for steps without compiled blocks"
@@ -45,12 +44,10 @@ class BackgroundCompiler:
         self._config, self._world, self._journal = config, world, journal
         self._plan, self._clock, self._choices = plan, clock, choices
         self._calls: list[BlockCall] = []
-        self._loaded = 0  # number of calls whose graphs are loaded into this process
         self._step_seconds, self._sizes = 0.0, 1
-        self._process: CompileProcess | None = None
-        self._imports: threading.Thread | None = None  # imports inductor into this process
+        self._name = ""  # of the settings, see `warm_cache`
+        self._graphs: BackgroundGraphs | None = None  # that are compiled beside the steps
         self._begun = 0  # steps done when the run began
-        self._pauses: list[float] = []  # seconds of loading graphs between steps
 
     @property
     def _forced(self) -> bool:
@@ -97,17 +94,29 @@ class BackgroundCompiler:
         if why := self._measure_eager_steps(passes):
             self._compile_first(passes, why)
             return
-        no_room, (_, compiling) = self._why_no_room(passes.denoiser), families.compiling_cost(self._config)
-        if no_room:  # whether the cache has the graphs is unknown, so assume the better case
+        (why, number), (_, compiling) = self._room(passes.denoiser), families.compiling_cost(self._config)
+        if not why and self._is_warm():
+            why = "the cache has their graphs"
+        if why:  # whether the cache has the graphs may be unknown, so assume the better case
             payoff = self._payoff(CACHED_SHARE * compiling)
         else:
-            payoff = self._payoff(estimate.LOAD_SECONDS * len(self._calls), estimate.SLOWDOWN * compiling)
+            waiting = estimate.SLOWDOWN * compiling / estimate.speed_of(number)
+            payoff = self._payoff(estimate.LOAD_SECONDS * len(self._calls), waiting)
         if not payoff.pays and not self._forced:
-            self._stay_eager(payoff.refusal(LOADING if no_room else SWITCHING))
-        elif no_room:
-            self._compile_first(passes, no_room)
+            self._stay_eager(payoff.refusal(LOADING if why else SWITCHING))
+        elif why:
+            self._compile_first(passes, why)
         else:
-            self._start_process(passes)
+            self._start_processes(passes, number)
+
+    def _is_warm(self) -> bool:
+        """Return whether an earlier training has left all graphs in the cache. Loading them at once takes less time
+        than between steps.
+        """
+        if self._forced or self._config.compile.dynamic is False:  # graphs of single sizes may be missing
+            return False
+        self._name = fingerprint_settings(self._config, self._world)
+        return warm_cache.is_warm(self._name)
 
     def _stays_eager_as_before(self) -> bool:
         """Keep blocks eager if they are in the run that is continued; return whether they are."""
@@ -240,18 +249,21 @@ class BackgroundCompiler:
             return 0
         return BYTES_OF_ADAM * sum(p.numel() for p in denoiser.parameters() if p.requires_grad)
 
-    def _why_no_room(self, denoiser: nn.Module) -> str:
-        """Return why a second process would lack GPU memory beside the training, "" if there is enough."""
-        device = self._world.device
+    def _room(self, denoiser: nn.Module) -> tuple[str, int]:
+        """Return why another process would lack GPU memory beside the training, "" if there is enough, and for how many
+        processes there is enough of everything.
+        """
+        device, most = self._world.device, max(most_processes(len(self._calls)), 1)
         if device.type != "cuda" or self._forced:
-            return ""
+            return "", most if device.type == "cuda" else 1
         torch.cuda.empty_cache()
         left = gpu_memory.free_memory(device) - cudagraph.SPARE_BYTES
         left -= estimate.OTHER_SIZES * cudagraph.peak(device) if self._sizes > 1 else 0
         left -= self._bytes_of_optimizer(denoiser)
         weights = (sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters()) for call in self._calls)
         inputs = (call.largest_tensor for call in self._calls)
-        return estimate.lack_of_room(estimate.bytes_to_compile(zip(weights, inputs, strict=True)), left)
+        each = estimate.bytes_to_compile(zip(weights, inputs, strict=True))
+        return estimate.lack_of_room(each, left), max(min(most, int(left // each)), 1)
 
     def _payoff(self, loading: float = 0.0, waiting: float = 0.0) -> Payoff:
         return Payoff(self._clock.total - self._clock.step, self._step_seconds, self._sizes, loading, waiting)
@@ -265,74 +277,69 @@ class BackgroundCompiler:
             recorder.begin_again()
         self._plan.compile_all()
 
-    def _start_process(self, passes: TrialPasses) -> None:
+    def _start_processes(self, passes: TrialPasses, number: int) -> None:
         self._calls = block_calls.costliest_first(self._calls, passes.denoiser)
         self._begun = self._clock.step
         sizes = [*passes.batches.kinds()]
         job = compile_job(self._config, sizes, passes.text_learns, self._calls, self._world.device)
+        processes = CompileProcesses()
         try:
-            self._process = CompileProcess()
+            processes.add(number)
         except OSError as error:
-            self._compile_first(passes, f"no process could be started ({error.strerror or type(error).__name__})")
-            return
-        self._process.start(job)
+            if not len(processes):
+                why = f"no process could be started ({error.strerror or type(error).__name__})"
+                self._compile_first(passes, why)
+                return
+        processes.start(job)
+        self._graphs = BackgroundGraphs(self._calls, processes, self._plan, self._world.device)
         self._plan.on(PlanEvent.START_PROCESS)
         if passes.recorder:
             passes.recorder.free_others = self.make_room
+        several = f"{len(processes)} processes compile" if len(processes) > 1 else "a process compiles"
         self._journal.say(
             f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
-            f"each; beside them a process compiles {counted(len(self._calls), 'graph')} of blocks"
+            f"each; beside them {several} {counted(len(self._calls), 'graph')} of blocks"
         )
 
     # ---- between steps
 
     def import_compiler(self) -> None:
         """After the first step, import inductor on a thread."""
-        # Otherwise the first loaded graph would wait for the import.
-        if self._process and self._imports is None and self._clock.step > self._begun + 1:
-            self._imports = threading.Thread(target=_import_inductor, name="compiler", daemon=True)
-            self._imports.start()
+        if self._graphs and self._clock.step > self._begun + 1:
+            self._graphs.import_compiler()
 
     @property
     def due(self) -> bool:
-        process = self._process
-        return process is not None and (process.compiled > self._loaded or bool(process.failure))
+        return self._graphs is not None and self._graphs.due
 
     def load_next_graph(self, passes: TrialPasses) -> None:
         """Load one graph from the cache between two steps; after the last, run all blocks compiled if that pays.
 
         Until then blocks run eagerly; the loaded graphs are used later.
         """
-        assert self._process
-        if self._process.compiled <= self._loaded:
-            self.give_up(self._process.failure)
+        assert self._graphs
+        if why := self._graphs.why_ended:
+            self.give_up(why)
             return
-        began = time.perf_counter()
         try:
             with passes.random_state_kept():
-                self._load(self._calls[self._loaded], passes.denoiser)
+                self._graphs.load_next(passes.denoiser)
         except Exception as error:  # whatever it is, the steps do not depend on it
             self.give_up(blocks.compile_error_cause(error))
             return
-        self._loaded += 1
-        self._pauses.append(time.perf_counter() - began)
-        if self._loaded < len(self._calls):
+        if not self._graphs.all_loaded:
             return
+        pauses = self._graphs.pauses
         self.stop()
+        if self._name:
+            warm_cache.note_warm(self._name)
         payoff = self._payoff()
         if payoff.pays or self._forced:
-            self._take_over(passes)
+            self._take_over(passes, pauses)
         else:
             self._stay_eager(payoff.refusal(SWITCHING))
 
-    def _load(self, call: BlockCall, denoiser: nn.Module) -> None:
-        if self._imports:
-            self._imports.join()
-        with self._plan.compiled_alone(denoiser.get_submodule(call.path)):
-            block_calls.repeat(denoiser, call, self._world.device)
-        self._wait()
-
-    def _take_over(self, passes: TrialPasses) -> None:
+    def _take_over(self, passes: TrialPasses, pauses: list[float]) -> None:
         """Run all blocks compiled: free the recordings of eager blocks, and record the largest size first."""
         began = time.perf_counter()
         self._plan.take_over()
@@ -340,16 +347,15 @@ class BackgroundCompiler:
         if passes.recorder:
             passes.record_largest()
             self._wait()
-        self.log_switch(time.perf_counter() - began)
+        self.log_switch(time.perf_counter() - began, pauses)
 
-    def log_switch(self, seconds: float) -> None:
-        """Log that blocks are compiled from this step on, which took `seconds`."""
+    def log_switch(self, seconds: float, pauses: list[float]) -> None:
+        """Log that blocks are compiled from this step on, which took `seconds`, and the pauses before."""
         step, self._choices.compiled_from = self._clock.step, self._clock.step
-        longest, total = max(self._pauses), sum(self._pauses)
-        self._journal.event("takeover", step=step, seconds=seconds, pauses=self._pauses)
+        self._journal.event("takeover", step=step, seconds=seconds, pauses=pauses)
         self._journal.say(
-            f"Switched to compiled blocks at step {step} ({seconds:.1f} s; earlier pauses: {len(self._pauses)}, "
-            f"{total:.1f} s in total, at most {longest:.1f} s). Eager step: {self._step_seconds:.3g} s"
+            f"Switched to compiled blocks at step {step} ({seconds:.1f} s; earlier pauses: {len(pauses)}, "
+            f"{sum(pauses):.1f} s in total, at most {max(pauses):.1f} s). Eager step: {self._step_seconds:.3g} s"
         )
 
     def give_up(self, why: str) -> None:
@@ -363,32 +369,29 @@ class BackgroundCompiler:
         self._journal.say(said)
 
     def make_room(self) -> bool:
-        """Stop the compiling process to free GPU memory; return whether it was still running."""
-        if self._process is None or not self._process.running:
+        """Free GPU memory: stop all compiling processes but one, or the last; return whether any was running."""
+        processes = self._graphs.processes if self._graphs else None
+        if processes is None or not processes.running:
             return False
-        self.give_up("the GPU's memory is too small for both")
+        if processes.keep_one():
+            self._journal.say("One process goes on compiling beside the steps, as the GPU's memory is short")
+        else:
+            self.give_up("the GPU's memory is too small for both")
         return True
 
     def unused(self) -> str:
         """At the end of a run, return a sentence if it ended before its compiled blocks were used, else ""."""
-        if self._process is None:
+        if self._graphs is None:
             return ""
-        ready = f"{self._process.compiled} of {counted(len(self._calls), 'graph')} ready"
+        ready = f"{len(self._graphs.processes.ready)} of {counted(len(self._calls), 'graph')} ready"
         return f"The training ended before its blocks were compiled beside it ({ready}), so they ran eagerly. {INSTEAD}"
 
     def stop(self) -> None:
-        """Stop the compiling process, if there is one."""
-        if self._process:
-            self._process.stop()
-        self._process = None
+        """Stop the compiling processes, if there are any."""
+        if self._graphs:
+            self._graphs.processes.stop()
+        self._graphs = None
 
     def _wait(self) -> None:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
-
-
-def _import_inductor() -> None:
-    try:
-        torch_private.import_inductor()
-    except Exception as error:  # the first loaded graph meets it again, and says so
-        logger.debug("inductor could not be imported: %s", error)

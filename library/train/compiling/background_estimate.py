@@ -12,6 +12,11 @@ KEPT_ACTIVATIONS = 80  # values kept by a pass over a block per value of its lar
 OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
 
 
+def speed_of(processes: int) -> float:
+    """Return how many times as fast so many processes compile as one."""
+    return (processes + 1) / 2
+
+
 def bytes_to_compile(blocks: Iterable[tuple[int, int]]) -> float:
     """GPU memory of the compiling process, by the bytes of each block's weights and of its largest input."""
     return CONTEXT_BYTES + max(BLOCK_COPIES * weights + KEPT_ACTIVATIONS * given for weights, given in blocks)

@@ -17,10 +17,20 @@ from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import changed
+from library.train.compiling.process_room import usable_cores
 
 WORKER = "library.train.compiling.compile_worker"
 KILLED = "its process was killed (signal {number}), as systems do where memory (RAM) is short"
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def compile_settings(config: RunConfig, device: torch.device) -> JsonObject:
+    """Describe what a process can know before the model and the data are read, without secrets."""
+    # The child inherits the environment, so GPU numbers mean the same, but not the current GPU.
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    values = {name: value for section in changed(config).values() for name, value in section.items()}
+    return {"script": config.script, "values": values, "device": str(device)}
 
 
 def compile_job(
@@ -30,17 +40,12 @@ def compile_job(
     calls: Sequence[BlockCall],
     device: torch.device,
 ) -> JsonObject:
-    """Describe the work of the process as one line of JSON without secrets."""
-    # The child inherits the environment, so GPU numbers mean the same, but not the current GPU.
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    """Describe all work of a process, without secrets."""
     return {
-        "script": config.script,
-        "values": {name: value for section in changed(config).values() for name, value in section.items()},
+        "settings": compile_settings(config, device),
         "sizes": [list(size) for size in sizes],
         "text_learns": text_learns,
         "calls": [call.as_json() for call in calls],
-        "device": str(device),
     }
 
 
@@ -51,10 +56,12 @@ class CompileProcess:
         """Start the process, which imports the compiler and waits for its job. `threads`: of inductor, by default half
         of the cores. Its priority is lower than that of the training, unless that waits for it. Raises OSError.
         """
-        self.compiled = 0  # calls whose graphs are in the cache
         self.failure = ""  # why compiling has ended, "" if nothing failed
+        self.unfinished: list[int] = []  # the number of the call that it compiles
         self._waiting: deque[int] = deque()
+        self._ready: list[int] = []
         self._waited_for = waited_for
+        self._preparing: threading.Thread | None = None
         self._follower: threading.Thread | None = None
         environment = {**os.environ, **OUTPUT_IN_UTF_8}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT_ROOT), environment.get("PYTHONPATH"))))
@@ -72,24 +79,34 @@ class CompileProcess:
             creationflags=0 if waited_for else getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
         )
 
-    def start(self, job: JsonObject, waiting: deque[int] | None = None) -> None:
-        """Let it compile the job's calls. `waiting`: their numbers, which several processes may take from its left; by
-        default all of them.
+    def prepare(self, settings: JsonObject) -> None:
+        """Let it build the model that its job will probably be about."""
+        line = json.dumps({**settings, "waited_for": self._waited_for}, default=str)
+        # It may still import the compiler and read nothing.
+        self._preparing = threading.Thread(target=self._send, args=(line,), daemon=True)
+        self._preparing.start()
+
+    def start(self, job: JsonObject, waiting: deque[int], ready: list[int]) -> None:
+        """Let it compile the job's calls. `waiting`: their numbers, which several processes take from its left; `ready`
+        gets those whose graphs are in the cache.
         """
-        self._waiting = deque(range(len(job["calls"]))) if waiting is None else waiting
-        line = json.dumps({**job, "waited_for": self._waited_for}, default=str)
-        self._follower = threading.Thread(target=self._follow, args=(line,), daemon=True)
+        self._waiting, self._ready = waiting, ready
+        if self._preparing is None:
+            self.prepare(job["settings"])
+        self._follower = threading.Thread(target=self._follow, args=(json.dumps(job, default=str),), daemon=True)
         self._follower.start()
 
     def _follow(self, job: str) -> None:
         process, last = self._process, ""
         assert process.stdout
+        if self._preparing:
+            self._preparing.join()
         try:
             self._send(job)
             self._send_next()
             for line in process.stdout:
                 if line.startswith('{"compiled"'):
-                    self.compiled += 1
+                    self._ready += self.unfinished
                     self._send_next()
                 else:
                     last = line.strip() or last
@@ -101,10 +118,10 @@ class CompileProcess:
 
     def _send_next(self) -> None:
         """Send the number of the next call, or an empty line if there is none."""
-        try:
-            self._send(str(self._waiting.popleft()))
-        except IndexError:
-            self._send("")
+        self.unfinished = []
+        with contextlib.suppress(IndexError):
+            self.unfinished = [self._waiting.popleft()]
+        self._send("".join(map(str, self.unfinished)))
 
     def _send(self, line: str) -> None:
         assert self._process.stdin
@@ -132,3 +149,75 @@ class CompileProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
         self.wait(10)
+
+
+class CompileProcesses:
+    """Processes that take the calls of one job from one list, and compile their graphs."""
+
+    def __init__(self, waited_for: bool = False) -> None:
+        """`waited_for`: whether the training waits for them, see `CompileProcess`."""
+        self.waiting: deque[int] = deque()  # numbers of calls that nobody compiles yet
+        self.ready: list[int] = []  # numbers of calls whose graphs are in the cache, the first ready first
+        self._waited_for = waited_for
+        self._processes: list[CompileProcess] = []
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def add(self, number: int) -> None:
+        """Start as many processes. Raises OSError."""
+        threads = max(usable_cores() // (number + 1), 1) if number > 1 or self._waited_for else 0
+        for _ in range(number):
+            self._processes.append(CompileProcess(threads, self._waited_for))
+
+    def prepare(self, settings: JsonObject) -> None:
+        """Let them build the model that their job will probably be about."""
+        for process in self._processes:
+            process.prepare(settings)
+
+    def keep(self, number: int) -> None:
+        """Stop all processes but as many."""
+        for process in self._processes[number:]:
+            process.stop()
+            self.waiting.extendleft(process.unfinished)
+        del self._processes[number:]
+
+    def keep_one(self) -> bool:
+        """Stop all running processes but one, which gets the calls of the others; return whether any was stopped."""
+        self._processes.sort(key=lambda process: not process.running)
+        stops = len(self._processes) > 1 and self._processes[1].running
+        if stops:
+            self.keep(1)
+        return stops
+
+    def take_last(self) -> int | None:
+        """Take the last waiting call from the list, None if there is none."""
+        with contextlib.suppress(IndexError):  # the others take from the list, too
+            return self.waiting.pop()
+        return None
+
+    def start(self, job: JsonObject) -> None:
+        """Let them compile the job's calls, the first ones first."""
+        self.waiting.extend(range(len(job["calls"])))
+        for process in self._processes:
+            process.start(job, self.waiting, self.ready)
+
+    @property
+    def running(self) -> bool:
+        return any(process.running for process in self._processes)
+
+    @property
+    def failures(self) -> list[str]:
+        """Why processes have ended without compiling what they took."""
+        return [process.failure for process in self._processes if process.failure]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all have ended, `seconds` at most for each; return whether they have."""
+        return all([process.wait(seconds) for process in self._processes])
+
+    def stop(self) -> None:
+        """Stop all processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.stop()

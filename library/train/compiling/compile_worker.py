@@ -1,9 +1,10 @@
 """A process that compiles a training's blocks into the cache, before the first step of the training or beside them.
 
-It reads one line of JSON from stdin and builds one block of each kind with random weights. Then it reads lines with the
-number of a call, calls that block as the training does, and prints a line of JSON; an empty line ends it. It also ends
-when stdin is closed, so it never outlives the training. An error is printed as the last line, with a non-zero exit
-code.
+It reads lines from stdin. The first has the training's settings, in JSON, by which it builds the model without weights
+while the training reads them. The second has the calls of blocks; it gives one block of each kind random weights. Each
+further line has the number of a call: it calls that block as the training does, and prints a line of JSON. An empty
+line ends it. It also ends when stdin is closed, so it never outlives the training. An error is printed as the last
+line, with a non-zero exit code.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -26,10 +28,11 @@ from library.config.building import build_config
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
-from library.families.base import Family
+from library.families.base import Family, ModelComponents
 from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
+from library.methods.base import TrainingMethod
 
 NICER = 10  # niceness: the training has priority
 
@@ -46,42 +49,62 @@ WITHOUT_GRAPH_INFLUENCE = {
 }
 
 
+@dataclass(frozen=True)
+class MetaModel:
+    """A training's model with shapes alone."""
+
+    config: RunConfig
+    family: Family
+    components: ModelComponents
+    method: TrainingMethod
+
+
 def main() -> int:
-    """Run the job read from the first line of stdin."""
+    """Do the job of the first two lines from stdin."""
     torch_private.import_inductor()  # while the training loads its model
-    job = json.loads(sys.stdin.readline())
-    wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()
-    if not job.get("waited_for"):
+    settings = json.loads(sys.stdin.readline())
+    if not settings.pop("waited_for"):
         with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
             os.nice(NICER)
-    device = torch.device(job["device"])
+    device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    cls = families.config_class(job["script"])
-    plain = {name: value for name, value in WITHOUT_GRAPH_INFLUENCE.items() if name in options_of(cls)}
-    config = build_config(cls, job["values"] | plain, notes=[])
+        torch.empty(1, device=device)  # makes the context now
+    model = build_model(settings)
+    job = json.loads(sys.stdin.readline())
+    if job["settings"] != settings:  # the training has chosen others since
+        model = build_model(job["settings"])
+    wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:
-        denoiser = blocks_alone(config, job, calls, device, log)
+        keep_called_blocks(model, job, calls, device, log)
         while (number := wanted.get()) is not None:
             call, began = calls[number], time.perf_counter()
-            block_calls.repeat(denoiser, call, device)
+            block_calls.repeat(model.components.denoiser, call, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             print(json.dumps({"compiled": call.path, "seconds": time.perf_counter() - began}), flush=True)
     return 0
 
 
-def blocks_alone(
-    config: RunConfig, job: JsonObject, calls: list[BlockCall], device: torch.device, log: CompileLog
-) -> nn.Module:
-    """Return the denoiser with only the called blocks, prepared as in the training, with random weights."""
+def build_model(settings: JsonObject) -> MetaModel:
+    """Build the model of a training from the headers of its files, with what the training adds to it."""
+    cls = families.config_class(settings["script"])
+    plain = {name: value for name, value in WITHOUT_GRAPH_INFLUENCE.items() if name in options_of(cls)}
+    config = build_config(cls, settings["values"] | plain, notes=[])
     with weights.shapes_only():
         family: Family = families.family_for(config)
         components = family.load(fp8_storage.storage_type(config), fp8_storage.compute_type(config))
-        method = methods.attach_method(components, family, config)
-    denoiser, kept = components.denoiser, {call.path for call in calls}
+        return MetaModel(config, family, components, methods.attach_method(components, family, config))
+
+
+def keep_called_blocks(
+    model: MetaModel, job: JsonObject, calls: list[BlockCall], device: torch.device, log: CompileLog
+) -> None:
+    """Leave only the called blocks in the denoiser, with random weights, and prepare them as in the training."""
+    denoiser, family, method = model.components.denoiser, model.family, model.method
+    kept = {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]
     if learning:  # the first trained layer decides which blocks come before all trainable ones
         path = min(learning, key=family.execution_key).rpartition(".")[0]
@@ -97,9 +120,8 @@ def blocks_alone(
         cache.adapters = [adapter for adapter in cache.adapters if adapter.lora_down.weight.device.type != "meta"]
     if not any(cache.adapters for cache in method.factor_caches):
         denoiser._forward_pre_hooks.clear()
-    prepare_denoiser(denoiser, family, config, device, list(map(tuple, job["sizes"])), job["text_learns"], log)
+    prepare_denoiser(denoiser, family, model.config, device, list(map(tuple, job["sizes"])), job["text_learns"], log)
     method.train()
-    return denoiser
 
 
 def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:

@@ -1,12 +1,11 @@
 """Compile a training's graphs in several processes at once, before its first step.
 
 PyTorch compiles the graphs of a process one after the other, and mostly in Python. Here processes take them from one
-list, the training among them, which then reads what the others have compiled from the cache.
+list, the training among them, which loads what the others have compiled from the cache meanwhile.
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -22,15 +21,16 @@ from library.config.run_config import RunConfig
 from library.data.loading import Kind
 from library.distributed.world import World
 from library.train.compiling import background_estimate as estimate
-from library.train.compiling.compile_process import CompileProcess, compile_job
+from library.train.compiling.compile_process import CompileProcesses, compile_job, compile_settings
 from library.train.compiling.fingerprint import fingerprint_settings
-from library.train.compiling.process_room import most_processes, processes_in_memory, usable_cores
+from library.train.compiling.process_room import most_processes, processes_in_memory
 from library.train.compiling.trial_passes import TrialPasses
 from library.train.journal import Journal
 
 logger = logging.getLogger(__name__)
 
 GRAPH_TIMEOUT = 300.0  # seconds without a further graph, after which the rest is compiled here
+PAUSE = 0.05  # seconds between two looks at what others have compiled
 
 
 # Why: docs/decisions/2026-11-30-graphs-side-by-side.md
@@ -42,7 +42,7 @@ class ParallelCompiler:
 
     def __init__(self, world: World, journal: Journal) -> None:
         self._world, self._journal = world, journal
-        self._others: list[CompileProcess] = []
+        self._others = CompileProcesses(waited_for=True)
         self._name = ""  # of the settings, from `begin` on
 
     def __enter__(self) -> "ParallelCompiler":
@@ -61,13 +61,11 @@ class ParallelCompiler:
         self._name = fingerprint_settings(config, self._world)
         if warm_cache.is_warm(self._name):
             return
-        number = most_processes(families.compiling_cost(config)[0])
-        threads = max(usable_cores() // (number + 1), 1)
         try:
-            for _ in range(number):
-                self._others.append(CompileProcess(threads, waited_for=True))
+            self._others.add(most_processes(families.compiling_cost(config)[0]))
         except OSError as error:
             logger.info("A process to compile in could not be started: %s", error)
+        self._others.prepare(compile_settings(config, self._world.device))
 
     def why_not(self, config: RunConfig) -> MessageLike:
         """Return why one process compiles all graphs, "" if several can."""
@@ -90,8 +88,8 @@ class ParallelCompiler:
         return options.why_not_elsewhere(config)
 
     def run(self, config: RunConfig, plan: CompilePlan, passes: TrialPasses, kind: Kind) -> None:
-        """Compile the graphs of batches of this kind. Weights and random states do not change, and no block is left
-        compiled: the next pass reads all graphs from the cache, and compiles what could not be compiled here.
+        """Compile and load the graphs of batches of this kind. Weights and random states do not change, and no block is
+        left compiled: the next pass has all graphs, and compiles what could not be compiled here.
         """
         if not self._others:
             return
@@ -112,11 +110,8 @@ class ParallelCompiler:
 
     def stop(self) -> None:
         """Stop the processes, if there are any left."""
-        for other in self._others:
-            other.kill()
-        for other in self._others:
-            other.stop()
-        self._others.clear()
+        self._others.stop()
+        self._others.keep(0)
 
     def _record_calls(self, passes: TrialPasses, kind: Kind) -> list[BlockCall]:
         """Return the block calls of an eager pass; none if it does not fit into the memory or cannot be described."""
@@ -132,25 +127,18 @@ class ParallelCompiler:
         number = self._number_with_room(calls, passes.denoiser)
         if number < 1:
             return
-        for unused in self._others[number:]:
-            unused.stop()
-        self._others[number:] = []
-        began, waiting = time.perf_counter(), deque(range(len(calls)))
-        job = compile_job(config, [*passes.batches.kinds()], passes.text_learns, calls, self._world.device)
-        for other in self._others:
-            other.start(job, waiting)
-        own = self._take_part(calls, waiting, plan, passes.denoiser)
-        self._wait_for_others(own, len(calls))
-        for why in {other.failure for other in self._others if other.failure}:
+        self._others.keep(number)
+        began = time.perf_counter()
+        self._others.start(
+            compile_job(config, [*passes.batches.kinds()], passes.text_learns, calls, self._world.device)
+        )
+        own = self._load_and_compile(calls, plan, passes.denoiser)
+        for why in {*self._others.failures}:
             logger.info("A process beside this one could not compile: %s", why)
         self._journal.say(
-            f"Processes beside this one ({len(self._others)}) compiled {self._ready} of "
-            f"{counted(len(calls), 'graph')}; all took {time.perf_counter() - began:.1f} s"
+            f"Processes beside this one ({number}) compiled {len(self._others.ready)} of "
+            f"{counted(len(calls), 'graph')}, and this one {own}; all took {time.perf_counter() - began:.1f} s"
         )
-
-    @property
-    def _ready(self) -> int:
-        return sum(other.compiled for other in self._others)
 
     def _number_with_room(self, calls: Sequence[BlockCall], denoiser: nn.Module) -> int:
         """Return how many processes beside this one have graphs to compile, and room on the GPU."""
@@ -164,33 +152,32 @@ class ParallelCompiler:
         # The model has been read since the processes were started.
         return min(len(self._others), len(calls) - 1, processes_in_memory(), int(left // each))
 
-    def _take_part(
-        self, calls: Sequence[BlockCall], waiting: deque[int], plan: CompilePlan, denoiser: nn.Module
-    ) -> int:
-        """Compile graphs that no other process has taken yet; return how many."""
-        own = 0
-        while waiting:
-            try:
-                call = calls[waiting.popleft()]
-            except IndexError:  # another process was faster
-                break
-            with plan.compiled_alone(denoiser.get_submodule(call.path)):
-                block_calls.repeat(denoiser, call, self._world.device)
-            own += 1
-            self._report(own, len(calls))
-        return own
-
-    def _wait_for_others(self, own: int, total: int) -> None:
-        last, ready = time.monotonic(), -1
-        while not all([other.wait(0.1) for other in self._others]):
-            if ready != (ready := self._ready):
-                last = time.monotonic()
-                self._report(own, total)
-            if time.monotonic() - last > GRAPH_TIMEOUT:
+    def _load_and_compile(self, calls: Sequence[BlockCall], plan: CompilePlan, denoiser: nn.Module) -> int:
+        """Load graphs that others have compiled. While there are none, compile those that take the least time, if the
+        others still have some to take. Return how many were compiled here.
+        """
+        others, own, loaded = self._others, 0, 0
+        last = time.monotonic()  # when a graph was ready
+        while True:
+            ended = others.wait(0)  # before the graphs that are ready are counted
+            if loaded < len(others.ready):
+                number, loaded = others.ready[loaded], loaded + 1
+            elif (ended or len(others.waiting) > len(others)) and (number := others.take_last()) is not None:
+                own += 1
+            elif ended:
+                return own
+            elif time.monotonic() - last > GRAPH_TIMEOUT:
                 raise TimeoutError(f"the other processes compiled nothing for {GRAPH_TIMEOUT:.0f} s")
+            else:
+                time.sleep(PAUSE)
+                continue
+            with plan.compiled_alone(denoiser.get_submodule(calls[number].path)):
+                block_calls.repeat(denoiser, calls[number], self._world.device)
+            last = time.monotonic()
+            self._report(own + loaded, len(calls))
 
-    def _report(self, own: int, total: int) -> None:
-        self._journal.phase(Message("compiling"), own + self._ready, total)
+    def _report(self, known: int, total: int) -> None:
+        self._journal.phase(Message("compiling"), known, total)
 
 
 def slowest_first(calls: Sequence[BlockCall], denoiser: nn.Module) -> list[BlockCall]:
