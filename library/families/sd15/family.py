@@ -11,7 +11,6 @@ from torch import Tensor
 from library.config.problems import Problem
 from library.families.base import LatentCache, ModelComponents, TextCache
 from library.families.sd15 import keys, model
-from library.families.sd15.folder import SD15_FOLDER
 from library.families.sd15.options import Sd15DreamBooth, Sd15Finetune, Sd15Lora, Sd15TextualInversion
 from library.families.shared import tokenizers, weights
 from library.families.shared.clip_conditions import encode_chunks, merge_chunks
@@ -26,7 +25,7 @@ class Sd15Family(UnetFamily):
 
     name = "sd15"
     checkpoints = model.CHECKPOINTS
-    folder = SD15_FOLDER
+    folder = model.SD15_FOLDER
     tokenizer_places = {"clip_l": (tokenizers.CLIP_L, "tokenizer")}
     config: Sd15Lora | Sd15Finetune | Sd15DreamBooth | Sd15TextualInversion
     latent_cache = LatentCache(suffix="_sd.npz", keyed_by_size=False)

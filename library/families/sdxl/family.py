@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.families.base import LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, keys, model
-from library.families.sdxl.folder import SDXL_FOLDER
 from library.families.sdxl.network_args import block_number
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
 from library.families.shared.unet_family import SIDES, UnetFamily
@@ -25,7 +24,7 @@ class SdxlFamily(UnetFamily):
 
     name = "sdxl"
     checkpoints = model.CHECKPOINTS
-    folder = SDXL_FOLDER
+    folder = model.SDXL_FOLDER
     tokenizer_places = conditions.TOKENIZERS
     config: SdxlLora | SdxlTrain | SdxlTextualInversion | SdxlControlLLLite
     latent_cache = LatentCache(suffix="_sdxl.npz", keyed_by_size=False)
