@@ -3,21 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from library.config.problems import Problem
-from library.families.base import LatentCache, ModelComponents, TextCache
+from library.families.base import Family, LatentCache, ModelComponents, TextCache
 from library.families.sd15 import keys, model
 from library.families.sd15.options import Sd15DreamBooth, Sd15Finetune, Sd15Lora, Sd15TextualInversion
 from library.families.shared import tokenizers, weights
 from library.families.shared.clip_conditions import encode_chunks, merge_chunks
 from library.families.shared.unet_family import UnetFamily
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 
 class Sd15Family(UnetFamily):
@@ -93,5 +90,4 @@ def _encoder_layers(path: Path) -> int:
     return max(numbers, default=-1) + 1
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = Sd15Family  # the type checker names what is missing
+_complete: type[Family] = Sd15Family  # the type checker names what is missing
