@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import beside_pictures, versus, versus_files, versus_measure
-from benchmarks.beside_sd_scripts import read_losses
+from benchmarks import quality, versus, versus_files, versus_measure
 from benchmarks.sd_scripts_small import ALIKE, PAIRED
 from benchmarks.versus import Program
 from benchmarks.versus_files import PROJECT_ROOT, TOKENIZERS, VersusCase
@@ -117,6 +116,14 @@ CASES = {
 }
 
 
+def draw_picture(folder: Path) -> None:
+    """Draw a picture of the zorb, as benchmarks/quality.py does, with its caption."""
+    ground = quality.TRAINED[0]
+    folder.mkdir(parents=True)
+    quality.drawn(ground, 0).save(folder / "01.png")
+    (folder / "01.txt").write_text(f"{quality.THING} emoji on a {ground} ground", encoding="utf-8")
+
+
 def make_inputs(case: BesideCase, work: Path) -> dict[str, Any]:
     """A model, a tokenizer and a picture with its caption in a folder, and the options that name them."""
     from library.families import random_module
@@ -124,9 +131,7 @@ def make_inputs(case: BesideCase, work: Path) -> dict[str, Any]:
     module = random_module(case.family)
     sizes = replace(module.TINY, **case.sizes)
     shutil.rmtree(work, ignore_errors=True)
-    pictures = beside_pictures.draw_training_pictures(work / "images" / "1_zorb")
-    for file in sorted(pictures.iterdir())[2:]:
-        file.unlink()
+    draw_picture(work / "images" / "1_zorb")
     written = module.write_random_model(work / "model", dtype=torch.float32, sizes=sizes)
     if versus_files.has_musubi_caches(case.family):
         versus_files.write_caches(work / "images", case.family, sizes)
@@ -186,6 +191,14 @@ class Trainings:
         row = versus_measure.measure_training(command, self.steps, log, environment, self.work, LIMIT)
         file = self.work / name / "trained.safetensors"
         return {**row, "file": str(file), "log": str(log)} | ({} if file.is_file() else {"failed": f"see {log}"})
+
+
+def read_losses(file: Path) -> list[tuple[int, float]]:
+    """Step and loss of each step: from this trainer's record, or from what a launcher of a rival writes."""
+    if not file.is_file():
+        return []
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [(line["step"], line["loss"]) for line in lines if line.get("kind", "step") == "step" and "loss" in line]
 
 
 def compare_case(place: Trainings) -> Iterator[Row]:

@@ -62,7 +62,7 @@ COMPILED_PICTURES = {"sample_compile": "true"}
 FP8_PRODUCTS = {"fp8_base": True, "fp8_compute": True}
 CACHED_PICTURES = {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"}
 # Random weights do not say how many passes `sample_cache = auto` skips, so the ways with it skip about this share of
-# them: what it skips of 28 steps on the small trained FLUX.1 (`python -m benchmarks.feature_cache flux --steps 28`).
+# them: what it skips of 28 steps on the small trained FLUX.1 (docs/recipes.md).
 SKIPPED_SHARE = 0.55
 OUR_WAYS: dict[str, dict[str, Any]] = {
     "ours eager": {"sample_compile": "false", "cuda_graphs": "false"},

@@ -214,7 +214,7 @@ class Process:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
-            "PYTHONPATH": path_with(PROJECT_ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")])),
         }
         handle, name = tempfile.mkstemp(suffix=".log", dir=logs)
         os.close(handle)
@@ -244,10 +244,6 @@ class Process:
         except (ValueError, IndexError):
             last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             return {"failed": f"the process ended: {last}"}
-
-
-def path_with(root: Path) -> str:
-    return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
 def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None:

@@ -1,4 +1,4 @@
-"""What the daily tasks of benchmarks.tasks share: counting hands, and the files that both pages are given."""
+"""What the daily tasks of benchmarks.tasks share: counting hands, and the files that the page is given."""
 
 import json
 import shutil
@@ -52,14 +52,6 @@ class Hands:
             place.press(end)
         else:
             place.dispatch_event("change")
-
-    def write(self, found: Any, value: str) -> None:
-        """Fill a field, its last character by a key, where a page acts on keys only. Its answers to many quick keys
-        may come out of order, so that it saves another text than was typed."""
-        self.fields += 1
-        place = found.locator(VISIBLE).first
-        place.fill(value[:-1])
-        place.press_sequentially(value[-1])
 
     def until(self, words: str, where: str = ".message") -> None:
         self.page.locator(f"{where}:visible", has_text=words).first.wait_for()

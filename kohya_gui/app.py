@@ -110,8 +110,10 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    for service in (panel, queue, *_plain_services(roots or paths.roots())):
+    for service in (panel, queue):
         page.service.add(service.handlers)
+    for without_place in (Picker, ToolCommands, CommandPrinter):
+        page.service.add(without_place(roots or paths.roots()).handlers)
     page.service.add(runs.handlers, runs.picture_handlers)
     page.service.add(images.handlers, images.picture_handlers)
     masks = MaskEditing(roots or paths.roots(), images.collection)
@@ -131,11 +133,6 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     actions = RunActions(forms)
     page.service.add(actions.handlers, actions.picture_handlers)
     return page
-
-
-def _plain_services(roots: Sequence[Path]) -> tuple[Picker, ToolCommands, CommandPrinter]:
-    """Services of handlers alone, without a place on the page."""
-    return Picker(roots), ToolCommands(roots), CommandPrinter(roots)
 
 
 def application(page: Page, access: JsonObject, root_path: str = "") -> Any:

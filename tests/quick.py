@@ -14,7 +14,6 @@ STARTS = ("subprocess", "train", "script", "run_it")  # names in the module of a
 SLOW_FILES = {
     "": {
         "test_beside_rivals",
-        "test_beside_sd_scripts",
         "test_compatibility",
         "test_demo",
         "test_demo_learning",

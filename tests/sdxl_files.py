@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from library.families.sdxl import model, random
-from library.families.sdxl.folder import usual_scheduler
 from library.files import write_atomic
 
 
@@ -24,7 +23,7 @@ def write_diffusers(
     index = {name: ["diffusers", cls] for name, cls in library.items()}
     index |= {"text_encoder": ["transformers", "CLIPTextModel"], "tokenizer": ["transformers", "CLIPTokenizer"]}
     index |= {"text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
-    usual_scheduler().save_pretrained(folder / "scheduler")
+    model.usual_scheduler().save_pretrained(folder / "scheduler")
     index |= {"tokenizer_2": ["transformers", "CLIPTokenizer"], "_class_name": "StableDiffusionXLPipeline"}
     write_atomic(folder / "model_index.json", json.dumps(index, indent=1) + "\n")
     return folder

@@ -29,6 +29,16 @@ def test_sizes_of_sd15_are_those_of_its_file(tmp_path):
     assert (clip["hidden_size"], clip["num_hidden_layers"]) == (sd15.TINY.text, sd15.TINY.text_layers)
 
 
+def test_losses_of_both_trainers_are_read_step_by_step(tmp_path):
+    theirs, mine = tmp_path / "losses.jsonl", tmp_path / "progress.jsonl"
+    theirs.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n', encoding="utf-8")
+    lines = [{"kind": "phase", "loss": 9}, {"kind": "step", "step": 1, "loss": 0.5, "avr_loss": 7}]
+    mine.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert beside_rivals.read_losses(theirs) == [(1, 0.5), (2, 0.25)]
+    assert beside_rivals.read_losses(mine) == [(1, 0.5)]
+    assert beside_rivals.read_losses(tmp_path / "none.jsonl") == []
+
+
 @pytest.mark.parametrize("name", beside_rivals.CASES)
 def test_every_case_is_a_config_of_this_trainer_without_a_remark(name):
     case, notes = beside_rivals.CASES[name], []
@@ -71,3 +81,19 @@ def test_the_picture_of_a_case_has_caches_that_musubi_tuner_reads(tmp_path):
     caption = (folder / "01.txt").read_text(encoding="utf-8")
     assert shapes == {"varlen_krea2_vl_embed_float32": (len(caption), 2, 48)}
     json.dumps(options)
+
+
+def test_paired_draws_are_the_same_in_two_trainers():
+    originals = torch.randn, torch.randn_like, torch.randint
+    draws = []
+    try:
+        for other in (False, True):
+            torch.randn, torch.randn_like, torch.randint = originals
+            paired_draws.install()
+            like = torch.zeros(2, 3)
+            first = torch.randn_like(like) if other else torch.randn((2, 3), generator=torch.Generator())
+            draws.append((first, torch.randn(2, 3), torch.randint(0, 1000, (4,), device="cpu")))
+    finally:
+        torch.randn, torch.randn_like, torch.randint = originals
+    assert all(torch.equal(left, two) for left, two in zip(*draws, strict=True))
+    assert not torch.equal(draws[0][0], draws[0][1])

@@ -176,7 +176,7 @@ def test_all_but_torch_has_hashes_and_torch_has_an_index_of_its_own(asked, monke
     installer.install_packages("cu130", "dev")
     *hashed, (torch, _), (itself, _) = asked
     files = [Path(line[line.index("-r") + 1]).name for line, _ in hashed]
-    assert files == ["build.txt", "dev.txt"]
+    assert files == ["build.txt", "user.txt", "dev.txt"]
     assert all({"--require-hashes", "--no-deps", "--no-build-isolation"} <= set(line) for line, _ in hashed)
     place = "https://download.pytorch.org/whl/cu130"
     assert not any(place in line for line, _ in (*hashed, asked[-1])) and torch[-1] == "torch==2.13.0+cu130"
@@ -184,8 +184,8 @@ def test_all_but_torch_has_hashes_and_torch_has_an_index_of_its_own(asked, monke
     assert itself[-4:] == ["--no-deps", "--no-build-isolation", "-e", "."]
     if by == "uv":
         strategies = [env.get("UV_INDEX_STRATEGY") for _, env in asked]
-        assert strategies == ["unsafe-best-match"] * 2 + [None] * 2
-        assert "UV_INDEX" in asked[0][1] and "UV_INDEX" not in asked[2][1]
+        assert strategies == ["unsafe-best-match"] * 3 + [None] * 2
+        assert "UV_INDEX" in asked[0][1] and "UV_INDEX" not in asked[3][1]
 
 
 def test_what_is_damaged_is_installed_again_with_its_hashes(asked, monkeypatch, tmp_path):
@@ -422,9 +422,9 @@ def test_the_locks_have_every_version_with_hashes_and_no_index():
         assert len(locked[name]) == len(blocks) == len(re.findall(r"^[^#\s]", text, re.M))
     everywhere = {name: version for versions in locked.values() for name, version in versions.items()}
     assert everywhere == {name: version for name, version in constraints.items() if name != "torch"}
-    assert locked["user"].items() < locked["dev"].items() and set(locked["build"]) == {"pip", "setuptools", "uv"}
+    assert locked["user"].keys().isdisjoint(locked["dev"]) and set(locked["build"]) == {"pip", "setuptools", "uv"}
     project = tomllib.loads((source.ROOT / "pyproject.toml").read_text())["project"]
     needed = {"user": project["dependencies"], "dev": [*project["optional-dependencies"]["dev"]]}
     for kind, lines in needed.items():
         names = {Requirement(line).name.lower().replace("_", "-") for line in lines}
-        assert names - {"torch"} <= set(locked[kind])
+        assert names - {"torch"} <= {*locked["user"], *locked[kind]}

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from kohya_gui.form.form import attributes
 from library import families
 from library.families.facts import FamilyFacts, HubLora
 
@@ -19,11 +18,8 @@ def assistant_buttons(family_names: Iterable[str]) -> str:
 def _lora_buttons(family_names: Iterable[str], loras_of: Callable[[FamilyFacts], Sequence[HubLora]]) -> str:
     """HTML of the buttons; each is visible with its family alone, and fills in its value."""
     return "".join(
-        f"<button{attributes(_attributes(family, lora.value))}>{escape(lora.title)}</button>"
+        f'<button type="button" class="few-steps name only-{family}" data-value="{escape(lora.value)}"'
+        f' title="{escape(lora.value)}">{escape(lora.title)}</button>'
         for family in family_names
         for lora in loras_of(families.facts_of(family))
     )
-
-
-def _attributes(family: str, value: str) -> dict[str, str]:
-    return {"type": "button", "class": f"few-steps name only-{family}", "data-value": value, "title": value}

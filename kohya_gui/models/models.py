@@ -121,7 +121,7 @@ class ModelsApi:
         """The hub's answer about a repository, or about files: sizes, paths, and licences to accept."""
         folder = self._folder(request)
         if name := request.text("repository").strip():
-            hub_files = [*hub.repository(_repository_name(name)).files.values()]
+            hub_files = [*hub.repository(repository_of(name) or name).files.values()]
             if not hub_files:
                 raise ConfigError("{name} has no .safetensors file: choose another repository", name=name)
             return {
@@ -215,7 +215,3 @@ class ModelsApi:
 
 def _owner(text: str) -> str:
     return "/".join(text.split("/", 2)[:2])
-
-
-def _repository_name(text: str) -> str:
-    return repository_of(text) or text

@@ -230,7 +230,7 @@ def _say_images(config: RunConfig, images: ImageSet) -> Message:
         template,
         images=counted(counts["images"], "image"),
         buckets=counted(len(counts["buckets"]), "bucket"),
-        batches=_say_batches(counts["batches_per_epoch"]),
+        batches=ngettext("{count} batch", "{count} batches", counts["batches_per_epoch"]),
         steps=Message(steps, count=f"{clock.total:,}"),
         epochs=f"{clock.total / clock.per_epoch:,.1f}".removesuffix(".0"),
     )
@@ -242,10 +242,6 @@ def _note_several_sizes(images: ImageSet) -> Iterator[Finding]:
         shown = together(str(width) if width == height else f"{width}x{height}" for width, height in sizes)
         template = "each image is trained at {count} sizes, once per repeat at each: {sizes}"
         yield Finding("images", "ok", Message(template, count=len(sizes), sizes=shown))
-
-
-def _say_batches(count: int) -> Message:
-    return ngettext("{count} batch", "{count} batches", count)
 
 
 def _check_captions(images: ImageSet) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-from library.compiler.pruning import repair, trim
+from library.compiler.pruning import COMPLETE, repair, trim
 from library.compiler.torch_private import default_cache_dir, same_cache_keys
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import nearest_existing, write_atomic
@@ -60,6 +60,27 @@ def is_off() -> bool:
 
 def holds_graphs() -> bool:
     return (Path(os.environ.get(INDUCTOR) or default_cache_dir()) / "fxgraph").is_dir()
+
+
+def is_warm(name: str) -> bool:
+    """Return whether all graphs of the settings of this name are in the folder."""
+    folder = _folder_of_warm_settings()
+    return folder is not None and (folder / name).exists()
+
+
+def note_warm(name: str) -> None:
+    """Remember settings as an empty file, named by what their graphs depend on. If the folder is not writable, their
+    next start takes longer.
+    """
+    if folder := _folder_of_warm_settings():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+
+
+def _folder_of_warm_settings() -> Path | None:
+    cache = os.environ.get(INDUCTOR)
+    return Path(cache) / COMPLETE if cache else None
 
 
 def find_cache_problems(option_folder: str | None, device: torch.device) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from pathlib import Path
 # these, lie beside them in folders named by two letters of the file's name.
 CACHE_FOLDERS = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME_LENGTH = 2, 52
-COMPLETE = "complete"  # folder that says which trainings have all their graphs here (`warm_cache`)
+COMPLETE = "complete"  # folder that says which trainings have all their graphs here (`cache.is_warm`)
 LOOKED_AT = (".py", ".json")  # `repair` reads these at every start, so their access time says nothing
 
 

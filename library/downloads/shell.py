@@ -39,9 +39,9 @@ def main(argv: list[str]) -> int:
     return EXIT_DONE
 
 
-def build_download_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
-    """Return the parser of the options, from which the page also builds its requests."""
-    parser = kind("kohya models", description="Find models on this computer, or download them from Hugging Face.")
+def build_download_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = Arguments("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
     text = "models on this computer, by what their files hold"
     list_parser = ways.add_parser("list", help=text, description=text)

@@ -1,7 +1,7 @@
 """Import SimpleTuner's data sets (multidatabackend.json) and its prompts."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, counted
@@ -69,16 +69,13 @@ def _import_simpletuner_datasets(builder: ImportBuilder) -> None:
         sets.append((_dataset_options(builder, table), [subset]))
         _note_unknown_keys(builder, dataset)
     if not sets:
-        _import_size_alone(builder, key, next(map(dict, _of_images(enabled)), {}))
+        of_images = (table for table in enabled if str(table.get("dataset_type") or "image") == "image")
+        _import_size_alone(builder, key, next(of_images, {}))
         return
     builder.texts["dataset_config"] = dataset_toml({}, sets)
     values = {"masked_loss": True} if masked else {}
     builder.change(key, Message("{folders}: {place}", folders=counted(len(sets), "folder"), place=PREPARED), values)
     builder.explain(PREPARED, *shared, "aspect_bucket_alignment")
-
-
-def _of_images(datasets: Iterable[JsonMapping]) -> Iterator[JsonMapping]:
-    return (table for table in datasets if str(table.get("dataset_type") or "image") == "image")
 
 
 def _import_size_alone(builder: ImportBuilder, key: str, example: JsonMapping | None = None) -> None:

@@ -61,7 +61,7 @@ def attach_words(components: ModelComponents, family: Family, config: EmbeddingR
     )
     layers = {}
     for name, encoder in components.encoders.items():
-        input_embedding, tokenizer = _input_embedding(encoder), components.tokenizers[name]
+        input_embedding, tokenizer = encoder.get_input_embeddings(), components.tokenizers[name]  # type: ignore[operator]
         init_tokens = added_words.word_tokens(tokenizer, config.embedding.init_word or "")
         vectors = _initial_vectors(input_embedding.weight.detach(), init_tokens, len(config.embedding.words))
         if file_vectors is not None:
@@ -78,10 +78,6 @@ def attach_words(components: ModelComponents, family: Family, config: EmbeddingR
                 "repeated" if len(init_tokens) < len(vectors) else "cut",
             )
     return LearnedWords(layers, config)
-
-
-def _input_embedding(encoder: nn.Module) -> nn.Embedding:
-    return encoder.get_input_embeddings()  # type: ignore[operator]
 
 
 def _initial_vectors(vectors: Tensor, init_tokens: list[int], number: int) -> Tensor:

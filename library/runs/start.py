@@ -81,7 +81,8 @@ def begin_job(job: TrainingJob) -> str:
                     "{runs} are still running: stop it, or wait until it has ended, or add this one to the queue."
                 )
             raise ConfigError(template, runs=names, state=active[0].state)
-        if twin := next((run for run in active if writes_into(run.facts) == (job.output, job.name)), None):
+        place = {"output_dir": job.output, "output_name": job.name}
+        if twin := next((run for run in active if place.items() <= run.facts.items()), None):
             raise ConfigError(
                 Problem(
                     "output_name",
@@ -111,10 +112,6 @@ def begin_job(job: TrainingJob) -> str:
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
     registry.add_pointer(folder, layout.load_facts(folder / layout.RUN) | own_process)
     return folder.name
-
-
-def writes_into(facts: JsonMapping) -> tuple[Any, Any]:
-    return facts.get("output_dir"), facts.get("output_name")
 
 
 def _secret(config: RunConfig, name: str) -> str | None:

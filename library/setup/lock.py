@@ -19,7 +19,7 @@ from library.setup import installation, locked_packages
 
 TORCH = "torch"
 ELSEWHERE = "sys_platform == 'emscripten'"  # a system that PyTorch does not run on
-EXTRAS = {"user": (), "dev": ("dev", "captioning")}
+DEV_EXTRAS = ("--extra", "dev", "--extra", "captioning")
 LOCK_HEADER = "# Written by `make lock` from constraints.txt and pyproject.toml; not to be edited.\n"
 
 
@@ -27,14 +27,22 @@ def main() -> None:
     """Write all files of locks/."""
     project = str(installation.PROJECT_ROOT / "pyproject.toml")
     torch_requirements = sorted(_needed_by_torch())
-    for kind, extras in EXTRAS.items():
-        extra_options = [word for extra in extras for word in ("--extra", extra)]
-        _write(kind, [project, *extra_options], torch_requirements)
-    _write("build", [], ["pip", "setuptools", "uv"])
-    _write("triton-windows", [], ["triton-windows ; sys_platform == 'win32'"])
+    user = _write("user", _locked([project], torch_requirements))
+    _write("dev", (block for block in _locked([project, *DEV_EXTRAS], torch_requirements) if block not in user))
+    _write("build", _locked([], ["pip", "setuptools", "uv"]))
+    _write("triton-windows", _locked([], ["triton-windows ; sys_platform == 'win32'"]))
 
 
-def _write(name: str, sources: list[str], requirements: Iterable[str]) -> None:
+def _write(name: str, blocks: Iterable[str]) -> str:
+    """Write a file of locks/ and return its text."""
+    place = installation.lock_file(name)
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(text := LOCK_HEADER + "".join(blocks), encoding="utf-8", newline="\n")
+    return text
+
+
+def _locked(sources: list[str], requirements: Iterable[str]) -> list[str]:
+    """Return each package that these need, with its hashes."""
     with tempfile.TemporaryDirectory() as folder:
         requirements_file, overrides_file, out = (Path(folder) / file for file in ("more.in", "without.txt", "out.txt"))
         requirements_file.write_text("".join(f"{requirement}\n" for requirement in requirements), encoding="utf-8")
@@ -47,12 +55,9 @@ def _write(name: str, sources: list[str], requirements: Iterable[str]) -> None:
         # Ignore this machine's other indexes, as the locks must match PyPI.
         environment = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_FIND_LINKS")}
         subprocess.run(command, cwd=installation.PROJECT_ROOT, env=environment, check=True)
-        blocks = [
+        return [
             block for block in locked_packages.split_lock(out.read_text(encoding="utf-8")) if ELSEWHERE not in block
         ]
-    place = installation.lock_file(name)
-    place.parent.mkdir(exist_ok=True)
-    place.write_text(LOCK_HEADER + "".join(blocks), encoding="utf-8", newline="\n")
 
 
 def _needed_by_torch() -> Iterator[str]:

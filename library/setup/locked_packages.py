@@ -141,7 +141,7 @@ def install_packages(build: str, kind: str) -> str:
     broken = list(installation.damaged())
     is_whole = has_torch(build) and not any(map(BROUGHT.match, broken))
     index = TORCH_INDEX + build if build and not is_whole else ""
-    locks = ("build", kind, *["triton-windows"] * (WINDOWS and build.startswith("cu")))
+    locks = ("build", "user", *["dev"] * (kind == "dev"), *["triton-windows"] * (WINDOWS and build.startswith("cu")))
     if broken:
         say(f"An earlier installation was interrupted; installing again: {' '.join(broken)}")
     uv = find_uv()

@@ -99,7 +99,7 @@ def _check_family(path: str | Path, lora: Lora, family: str, other: str | Path) 
         raise ConfigError(
             "{path} is a LoRA of {family}, and {base} is of another family",
             path=path,
-            family=_model_title(lora),
+            family=families.facts_of(lora.family).title,
             base=other,
         )
 
@@ -278,7 +278,3 @@ def _metadata(base: str | Path, loras: Weighted, out: Path) -> storage.Metadata:
 
 def _list_weighted(loras: Weighted) -> str:
     return ", ".join(f"{Path(path).name} x {weight:g}" for path, weight in loras)
-
-
-def _model_title(lora: Lora) -> str:
-    return families.facts_of(lora.family).title

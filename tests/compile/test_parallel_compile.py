@@ -83,7 +83,7 @@ def test_a_process_that_compiles_nothing_changes_no_loss(
     together = train(config_of(demo, "flux_train_network", output_dir=tmp_path, **values))
     assert together.facts["compile"]["graphs"] == together.facts["compile"]["predicted"]
     monkeypatch.setattr(parallel_compile, "most_processes", lambda graphs: 0)
-    monkeypatch.setattr(parallel_compile.warm_cache, "is_warm", lambda name: False)
+    monkeypatch.setattr(parallel_compile.cache, "is_warm", lambda name: False)
     alone = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "2", **values))
     assert together.losses == alone.losses
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,12 @@ from library.families.anima.facts import FACTS
 from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
 from library.families.anima.sampler import AnimaSampler
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
 from library.families.shared import language_model, packing, qwen_vae, t5, tokenizers
 from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.objectives.base import NoisedBatch
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 TARGET = "t5"  # the tokenizer whose ids the adapter reads
 TEXT_INPUTS = ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask")  # in the order of the denoiser's arguments
@@ -141,5 +138,4 @@ class AnimaFamily(OneEncoderFamily):
         return packing.unpack_channels_last(output.float(), *size)
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = AnimaFamily  # the type checker reports missing members
+_complete: type[Family] = AnimaFamily  # the type checker reports missing members

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from library.families.anima.adapter import AdapterShape, AnimaAdapter, Projections
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
+    DenoiserWithTables,
     FinalLayer,
-    RopeTableCache,
     TimestepEmbedding,
     WeightedRMSNorm,
     finite,
@@ -143,7 +143,7 @@ class PatchEmbed(nn.Module):
         return self.proj(F.pad(tokens, (0, PADDING)))
 
 
-class Anima(nn.Module):
+class Anima(DenoiserWithTables):
     """Anima (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: AnimaShape):
@@ -158,7 +158,6 @@ class Anima(nn.Module):
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.blocks))
         last = nn.Linear(hidden, sizes.channels, bias=False)
         self.final_layer = FinalLayer(last, adaln_modulation=modulation(sizes, 2))
-        self._tables = RopeTableCache()
 
     def forward(  # noqa: PLR0913 - the text comes in four parts
         self,
@@ -186,8 +185,8 @@ class Anima(nn.Module):
         return self.final_layer(x, temb, shared[:, : 2 * self.sizes.hidden])
 
     def as_one_graph(self) -> None:
-        # A cached table would become a constant of the compiled graph.
-        self._tables.keeps = self.llm_adapter.tables.keeps = False
+        super().as_one_graph()
+        self.llm_adapter.tables.keeps = False
 
     def positions(self, height: int, width: int, device: torch.device) -> Tensor:
         """Return the RoPE table for an image with this number of tokens [2, S, D / 2], cached by size."""

@@ -53,10 +53,6 @@ def _part_descriptions(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
     yield "ae", Part("ae", OTHER_FLUX_FILES["ae"], ae, (autoencoder.VAE_MARKER,), expected_tensors.autoencoder_tensors)
 
 
-def _transformer_words(variant: FluxVariant) -> tuple[str, str]:
-    return variant.description, f"{variant.description}{IN_DIFFUSERS_LAYOUT}"
-
-
 FLUX_DENOISER = DoubleStreamFile(
     lambda shapes: FACTS.recognise(shapes) or FACTS.base_model,
     keys.TREES,
@@ -73,7 +69,11 @@ PLAIN_NAMES = {
 }
 # By model_type.
 PART_FILES = {
-    name: PartFiles(dict(_part_descriptions(variant)), FACTS, PART_WORDS | {"denoiser": _transformer_words(variant)})
+    name: PartFiles(
+        dict(_part_descriptions(variant)),
+        FACTS,
+        PART_WORDS | {"denoiser": (variant.description, f"{variant.description}{IN_DIFFUSERS_LAYOUT}")},
+    )
     for name, variant in FLUX_VARIANTS.items()
 }
 

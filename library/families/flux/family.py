@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from library.families.base import (
     BlockCost,
     BlockInputs,
     DeferredNetwork,
+    Family,
     LatentCache,
     ModelComponents,
     TextCache,
@@ -33,9 +34,6 @@ from library.families.shared import autoencoder, clip, packing, part_files, t5, 
 from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.transformer_family import TransformerFamily
 from library.objectives.base import NoisedBatch
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 PART_PREFIXES = {"denoiser": "lora_unet", "clip_l": "lora_te1", "t5xxl": "lora_te3"}
 T5_STEP = 64  # a shortened text length is a multiple of this many tokens
@@ -367,5 +365,4 @@ class FluxFamily(TransformerFamily):
         }
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = FluxFamily  # the type checker reports missing members
+_complete: type[Family] = FluxFamily  # the type checker reports missing members

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Positions, Flux2Shape, append_controls
 from library.families.flux_2.options import Flux2Lora, Flux2Train
@@ -18,9 +18,6 @@ from library.families.shared import packing, statistics_vae
 from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 
 class Flux2Family(OneEncoderFamily):
@@ -150,5 +147,4 @@ class Flux2Family(OneEncoderFamily):
         }
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = Flux2Family  # the type checker reports missing members
+_complete: type[Family] = Flux2Family  # the type checker reports missing members

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
 from library.families import recognition
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.flux_3.checkpoint import FLUX_3_CHECKPOINT
 from library.families.flux_3.facts import DISTILLED, FACTS
 from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES
@@ -19,9 +19,6 @@ from library.families.shared import packing, part_files, statistics_vae
 from library.families.shared.assistants import idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 ASSISTANT = "SimpleTuner/flux-3-klein-image-LoRA-experiments"  # the repository of a training adapter
 SAMPLE_DEFAULTS = {"negative_prompt": "", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
@@ -143,5 +140,4 @@ class Flux3Family(OneEncoderFamily):
         return packing.unpack(output.float(), *sizes[0])
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = Flux3Family  # the type checker reports missing members
+_complete: type[Family] = Flux3Family  # the type checker reports missing members

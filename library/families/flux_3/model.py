@@ -19,7 +19,7 @@ from library.families.shared.double_stream import LastLayer, MLPEmbedder, Modula
 from library.families.shared.packing import image_positions
 from library.families.shared.transformer import (
     TIME_CHANNELS,
-    RopeTableCache,
+    DenoiserWithTables,
     finite,
     modulated,
     projections,
@@ -156,7 +156,7 @@ def _modulations(hidden: int) -> nn.ModuleDict:
     return nn.ModuleDict({kind: Modulation(hidden, 1, bias=False) for kind in (IMAGE, REFERENCES, WORDS)})
 
 
-class Flux3(nn.Module):
+class Flux3(DenoiserWithTables):
     """FLUX 3 Image Klein (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: Flux3Shape):
@@ -178,7 +178,6 @@ class Flux3(nn.Module):
         )
         self.single_blocks = nn.ModuleList(MMSingleStreamBlock(sizes) for _ in range(sizes.joint_blocks))
         self.final_layer = nn.ModuleDict({IMAGE: LastLayer(hidden, inputs, bias=False)})
-        self._tables = RopeTableCache()
 
     def forward(  # noqa: PLR0913 - the inputs and conditions of the model
         self,
@@ -261,10 +260,6 @@ class Flux3(nn.Module):
         for block in self.single_blocks:
             joint = block(joint, modulation, pe, mask)
         return joint[:, lengths[0] :]
-
-    def as_one_graph(self) -> None:
-        # A cached table would become a constant of the compiled graph.
-        self._tables.keeps = False
 
     def positions(
         self, sizes: tuple[Size, ...], length: int, device: torch.device

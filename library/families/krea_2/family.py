@@ -1,12 +1,12 @@
 """Krea 2 as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.krea_2.checkpoint import KREA_2_CHECKPOINT
 from library.families.krea_2.facts import FACTS
 from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
@@ -17,9 +17,6 @@ from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 
 class Krea2Family(OneEncoderFamily):
@@ -90,5 +87,4 @@ class Krea2Family(OneEncoderFamily):
         return unpack(output.float(), *size)
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = Krea2Family  # the type checker reports missing members
+_complete: type[Family] = Krea2Family  # the type checker reports missing members

@@ -16,7 +16,7 @@ from library.families.shared.packing import image_positions
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     TIME_CHANNELS,
-    RopeTableCache,
+    DenoiserWithTables,
     finite,
     grouped_sdpa,
     projections,
@@ -257,7 +257,7 @@ def _gelu() -> nn.Module:
     return nn.GELU(approximate="tanh")
 
 
-class Krea2(nn.Module):
+class Krea2(DenoiserWithTables):
     """Krea 2 (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: Krea2Shape):
@@ -271,7 +271,6 @@ class Krea2(nn.Module):
         self.txtmlp = nn.Sequential(Krea2Norm(text), nn.Linear(text, hidden), _gelu(), nn.Linear(hidden, hidden))
         self.last = Krea2Last(hidden, sizes.in_channels)
         self.tproj = nn.Sequential(_gelu(), nn.Linear(hidden, 6 * hidden))
-        self._tables = RopeTableCache()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, timesteps: Tensor) -> Tensor:
         """Predict the packed velocity of packed latents.
@@ -293,10 +292,6 @@ class Krea2(nn.Module):
         for block in self.blocks:
             joint = block(joint, modulation, pe, mask)
         return self.last(joint[:, :count], temb)
-
-    def as_one_graph(self) -> None:
-        # A cached table would become a constant of the compiled graph.
-        self._tables.keeps = False
 
     def positions(self, height: int, width: int, length: int, device: torch.device) -> Tensor:
         """Return the RoPE table [2, I + L, D / 2] of an image and a text with these numbers of tokens, cached by size.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.capabilities import BlockModulation
 from library.families.qwen_image import text_encoder
 from library.families.qwen_image.checkpoint import qwen_checkpoint
@@ -22,7 +22,6 @@ from library.objectives.base import NoisedBatch
 if TYPE_CHECKING:
     from PIL import Image
 
-    from library.families.base import Family
 
 BLOCK_CLASS = "QwenImageTransformerBlock"
 TEXT_CACHE = TextCache(
@@ -113,5 +112,4 @@ class QwenFamily(OneEncoderFamily):
         return packing.unpack(output.float(), *sizes[0])
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = QwenFamily  # the type checker reports missing members
+_complete: type[Family] = QwenFamily  # the type checker reports missing members

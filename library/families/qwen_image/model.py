@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     TIME_CHANNELS,
-    RopeTableCache,
+    DenoiserWithTables,
     TimestepEmbedding,
     WeightedRMSNorm,
     finite,
@@ -193,7 +193,7 @@ class LastNorm(nn.Module):
         return modulated(img, shift, scale)
 
 
-class QwenImage(nn.Module):
+class QwenImage(DenoiserWithTables):
     """Qwen-Image (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: QwenShape):
@@ -208,7 +208,6 @@ class QwenImage(nn.Module):
         self.transformer_blocks = nn.ModuleList(QwenImageTransformerBlock(*width) for _ in range(sizes.blocks))
         self.norm_out = LastNorm(sizes.hidden)
         self.proj_out = nn.Linear(sizes.hidden, sizes.out_channels)
-        self._tables = RopeTableCache()
 
     def forward(
         self,
@@ -237,10 +236,6 @@ class QwenImage(nn.Module):
         for block in self.transformer_blocks:
             img, txt = block(img, txt, temb, pe, mask, *([] if still is None else [still]))
         return self.proj_out(self.norm_out(img[:, :num_image_tokens], temb if still is None else temb[:-1]))
-
-    def as_one_graph(self) -> None:
-        # A cached table would become a constant of the compiled graph.
-        self._tables.keeps = False
 
     def positions(self, sizes: tuple[Size, ...], length: int, device: torch.device) -> Tensor:
         key = (*(side for size in sizes for side in size), length)

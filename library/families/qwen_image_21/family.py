@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.qwen_image_21 import text_encoder
 from library.families.qwen_image_21.checkpoint import QWEN_21_CHECKPOINT
 from library.families.qwen_image_21.facts import FACTS
@@ -25,7 +25,6 @@ from library.objectives.base import NoisedBatch
 if TYPE_CHECKING:
     from PIL import Image
 
-    from library.families.base import Family
 
 EMBED, MASK = "qwen21_vl_embed", "qwen21_vl_mask"
 
@@ -137,5 +136,4 @@ class Qwen21Family(OneEncoderFamily):
         return unpack(output.float(), *sizes[0])
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = Qwen21Family  # the type checker reports missing members
+_complete: type[Family] = Qwen21Family  # the type checker reports missing members

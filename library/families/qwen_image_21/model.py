@@ -19,7 +19,7 @@ from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     EPS,
     TIME_CHANNELS,
-    RopeTableCache,
+    DenoiserWithTables,
     TimestepEmbedding,
     WeightedRMSNorm,
     causal_sdpa,
@@ -211,7 +211,7 @@ class Qwen21LastNorm(nn.Module):
         return scaled(img, self.linear(F.silu(temb))[:, None])
 
 
-class QwenImage21(nn.Module):
+class QwenImage21(DenoiserWithTables):
     """Qwen-Image-2.1 (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: Qwen21Shape):
@@ -227,7 +227,6 @@ class QwenImage21(nn.Module):
         )
         self.norm_out = Qwen21LastNorm(hidden)
         self.proj_out = nn.Linear(hidden, sizes.in_channels, bias=False)
-        self._tables = RopeTableCache()
 
     def forward(  # noqa: PLR0913 - what a step reads, and where references stand in the text
         self,
@@ -285,10 +284,6 @@ class QwenImage21(nn.Module):
             keys.append(key)
             values.append(value)
         return KnownCondition(tokens, tuple(keys), tuple(values))
-
-    def as_one_graph(self) -> None:
-        # A cached table would become a constant of the compiled graph.
-        self._tables.keeps = False
 
     def condition_positions(self, layout: "ConditionLayout", device: torch.device) -> Tensor:
         """Return the RoPE table [2, P, D / 2] of a condition, cached by its layout."""

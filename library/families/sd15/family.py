@@ -3,22 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from library.config.problems import Problem
-from library.families.base import LatentCache, ModelComponents, TextCache
+from library.families.base import Family, LatentCache, ModelComponents, TextCache
 from library.families.sd15 import keys, model
-from library.families.sd15.folder import SD15_FOLDER
 from library.families.sd15.options import Sd15DreamBooth, Sd15Finetune, Sd15Lora, Sd15TextualInversion
 from library.families.shared import tokenizers, weights
 from library.families.shared.clip_conditions import encode_chunks, merge_chunks
 from library.families.shared.unet_family import UnetFamily
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 
 class Sd15Family(UnetFamily):
@@ -26,7 +22,7 @@ class Sd15Family(UnetFamily):
 
     name = "sd15"
     checkpoints = model.CHECKPOINTS
-    folder = SD15_FOLDER
+    folder = model.SD15_FOLDER
     tokenizer_places = {"clip_l": (tokenizers.CLIP_L, "tokenizer")}
     config: Sd15Lora | Sd15Finetune | Sd15DreamBooth | Sd15TextualInversion
     latent_cache = LatentCache(suffix="_sd.npz", keyed_by_size=False)
@@ -94,5 +90,4 @@ def _encoder_layers(path: Path) -> int:
     return max(numbers, default=-1) + 1
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = Sd15Family  # the type checker names what is missing
+_complete: type[Family] = Sd15Family  # the type checker names what is missing

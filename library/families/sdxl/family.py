@@ -1,21 +1,16 @@
 """SDXL as a family: its conditions, the control of LLLite, and learning rates by blocks."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import LatentCache, ModelComponents, TextCache
+from library.families.base import Family, LatentCache, ModelComponents, TextCache
 from library.families.sdxl import conditions, keys, model
-from library.families.sdxl.folder import SDXL_FOLDER
 from library.families.sdxl.network_args import block_number
 from library.families.sdxl.options import SdxlControlLLLite, SdxlLora, SdxlTextualInversion, SdxlTrain
 from library.families.shared.unet_family import SIDES, UnetFamily
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 CONTROLLED = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn2.to_q")  # layers whose input LLLite changes
 
@@ -25,7 +20,7 @@ class SdxlFamily(UnetFamily):
 
     name = "sdxl"
     checkpoints = model.CHECKPOINTS
-    folder = SDXL_FOLDER
+    folder = model.SDXL_FOLDER
     tokenizer_places = conditions.TOKENIZERS
     config: SdxlLora | SdxlTrain | SdxlTextualInversion | SdxlControlLLLite
     latent_cache = LatentCache(suffix="_sdxl.npz", keyed_by_size=False)
@@ -100,5 +95,4 @@ class SdxlFamily(UnetFamily):
         return keys.adapter_name(part, path, self.layout)
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = SdxlFamily  # the type checker names what is missing
+_complete: type[Family] = SdxlFamily  # the type checker names what is missing

@@ -1,10 +1,14 @@
 """SDXL's checkpoints: the files, and the networks in them."""
 
+from typing import Any
+
 from library.families.sdxl import keys
 from library.families.sdxl.facts import FACTS, SDXL_CHECKPOINT, UNET_ALONE
 from library.families.shared import clip, expected_tensors
 from library.families.shared.unet_checkpoint import TextEncoderFiles, UnetCheckpoints
+from library.families.shared.unet_folder import PipelineFolder
 from library.families.shared.unet_tensors import projected_clip
+from library.objectives import diffusion
 
 CHECKPOINTS = UnetCheckpoints(
     facts=FACTS,
@@ -28,4 +32,27 @@ CHECKPOINTS = UnetCheckpoints(
     },
     scale=0.13025,
     added=True,
+)
+
+
+def usual_scheduler() -> Any:
+    """Return the scheduler of the published SDXL models."""
+    from diffusers import EulerDiscreteScheduler
+
+    options = {"beta_start": diffusion.BETA_START, "beta_end": diffusion.BETA_END, "beta_schedule": "scaled_linear"}
+    return EulerDiscreteScheduler(**options, steps_offset=1, timestep_spacing="leading")
+
+
+SDXL_FOLDER = PipelineFolder(
+    "StableDiffusionXLPipeline",
+    {
+        "clip_l": ("text_encoder", "CLIPTextModel", "tokenizer"),
+        "clip_g": ("text_encoder_2", "CLIPTextModelWithProjection", "tokenizer_2"),
+    },
+    usual_scheduler,
+    {
+        "force_zeros_for_empty_prompt": True,
+        "feature_extractor": [None, None],
+        "image_encoder": [None, None],
+    },
 )

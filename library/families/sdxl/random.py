@@ -111,13 +111,9 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def small_sdxl_tables(models: Mapping[str, Path]) -> DemoTables:
-    return demo_tables(models) | {"sample": [("sample_sampler", "euler", "")]}
-
-
 SMALL_MODEL = SmallModel(
     files={"sdxl": "sdxl.safetensors"},
-    tables=small_sdxl_tables,
+    tables=lambda models: demo_tables(models) | {"sample": [("sample_sampler", "euler", "")]},
     prompt="--w 128 --h 128 --s 20 --l 4",
     rank=16,
     alpha=8.0,

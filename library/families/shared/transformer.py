@@ -215,3 +215,15 @@ class RopeTableCache:
                 self._known.pop(next(iter(self._known)))
         self._known[key] = table
         return table
+
+
+class DenoiserWithTables(nn.Module):
+    """A denoiser that caches its RoPE tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tables = RopeTableCache()
+
+    def as_one_graph(self) -> None:
+        # A cached table would become a constant of the compiled graph.
+        self._tables.keeps = False

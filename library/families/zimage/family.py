@@ -1,13 +1,13 @@
 """Z-Image as a family: loading, encoding of images and captions, and the prediction of a training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from library.config.problems import Problem
-from library.families.base import BlockChain, BlockCost, BlockInputs, LatentCache, ModelComponents, TextCache
+from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder, turbo
 from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
@@ -19,9 +19,6 @@ from library.families.zimage.model import CONTAINERS
 from library.families.zimage.options import ZImageLora, ZImageTrain
 from library.families.zimage.sampler import ZImageSampler
 from library.objectives.base import NoisedBatch
-
-if TYPE_CHECKING:
-    from library.families.base import Family
 
 NOISE, CONTEXT, BLOCK = CONTAINERS
 # Dimensions with varying numbers of tokens: stream, pe and mask. Modulated blocks take the time after the stream.
@@ -109,5 +106,4 @@ class ZImageFamily(OneEncoderFamily):
         return -unpack_channels_last(output.float(), *size)
 
 
-if TYPE_CHECKING:
-    _complete: type[Family] = ZImageFamily  # the type checker reports missing members
+_complete: type[Family] = ZImageFamily  # the type checker reports missing members

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     TIME_CHANNELS,
+    DenoiserWithTables,
     FinalLayer,
-    RopeTableCache,
     WeightedRMSNorm,
     finite,
     projections,
@@ -202,7 +202,7 @@ class RopeTables(NamedTuple):
         return self.text[:, None, None]
 
 
-class ZImage(nn.Module):
+class ZImage(DenoiserWithTables):
     """Z-Image (or a smaller one), depending on its sizes."""
 
     def __init__(self, sizes: ZImageShape):
@@ -221,7 +221,6 @@ class ZImage(nn.Module):
         last, scale = nn.Linear(sizes.hidden, sizes.in_channels), nn.Linear(sizes.time[1], sizes.hidden)
         final = FinalLayer(last, adaLN_modulation=nn.Sequential(nn.SiLU(), scale))
         self.all_final_layer = nn.ModuleDict({PATCH: final})
-        self._tables = RopeTableCache()
 
     def forward(self, img: Tensor, size: tuple[int, int], txt: Tensor, txt_mask: Tensor, times: Tensor) -> Tensor:
         """Predict image minus noise from packed noisy latents, packed alike.
@@ -256,10 +255,6 @@ class ZImage(nn.Module):
         for block in self.layers:
             joint = block(joint, temb, pe, mask)
         return self.all_final_layer[PATCH](joint[:, :count], temb)
-
-    def as_one_graph(self) -> None:
-        # A cached table would become a constant of the compiled graph.
-        self._tables.keeps = False
 
     def positions(self, height: int, width: int, length: int, device: torch.device) -> RopeTables:
         """Return the RoPE tables for an image and a text with these numbers of tokens, cached by size."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from library import families
-from library.compiler import block_calls, cache, cudagraph, gpu_memory, warm_cache
+from library.compiler import block_calls, cache, cudagraph, gpu_memory
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.plan import CompilePlan
 from library.config.compile_modes import tunes_kernels
@@ -59,7 +59,7 @@ class ParallelCompiler:
             logger.debug("One process compiles all graphs: %s", why)
             return
         self._name = fingerprint_settings(config, self._world)
-        if warm_cache.is_warm(self._name):
+        if cache.is_warm(self._name):
             return
         try:
             self._others.add(most_processes(families.compiling_cost(config)[0]))
@@ -106,7 +106,7 @@ class ParallelCompiler:
     def done(self) -> None:
         """Remember that the graphs are in the cache."""
         if self._name:
-            warm_cache.note_warm(self._name)
+            cache.note_warm(self._name)
 
     def stop(self) -> None:
         """Stop the processes, if there are any left."""
