@@ -124,6 +124,28 @@ def test_lcm_takes_as_many_steps_as_it_is_asked_for(steps):
     assert len(lcm.timesteps) == steps == len(lcm.timesteps.unique())
 
 
+# A level that repeats gives no number: 0 / 0 in DPM-Solver, an error in LMS.
+@pytest.mark.parametrize(
+    ("name", "terminal_zero", "steps", "taken"),
+    [
+        ("dpmsolver", False, 999, 999),
+        ("dpmsolver", False, 1000, 999),
+        ("dpmsolver++", False, 1000, 999),
+        ("dpmsolver", True, 700, 666),
+        ("lms", True, 998, 997),
+    ],
+)
+def test_a_noise_level_that_would_repeat_is_left_out(name, terminal_zero, steps, taken):
+    from library.families.shared.unet_sampler import scheduler, set_noise_levels
+
+    sampler, latents = scheduler(name, True, terminal_zero), torch.randn(1, 4, 2, 2)
+    set_noise_levels(sampler, SampleRequest("", steps=steps, sampler_name=name))
+    assert len(sampler.timesteps) == taken
+    for t in sampler.timesteps:
+        latents = sampler.step(sampler.scale_model_input(latents, t).tanh(), t, latents, return_dict=False)[0]
+    assert latents.isfinite().all()
+
+
 @pytest.mark.parametrize("levels", [SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS])
 def test_the_noise_levels_of_sdxl_are_those_of_evenly_spaced_timesteps(levels):
     alphas = diffusion.alphas(terminal_zero=False).double()
