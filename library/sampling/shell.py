@@ -104,7 +104,9 @@ def build_sample_parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     arguments.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
-    arguments.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
+    arguments.add_argument(
+        "--seed", type=int, help="for prompts that have none; else, or at -1, a random one, the same for all"
+    )
     arguments.add_argument(
         "--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept"
     )
@@ -188,7 +190,7 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
         with collecting(problems):
             prompts += prompt_files.read_prompts(arguments.prompts)
     prompts += [prompt_files.parse_line(line) for line in arguments.prompt if line.strip()]
-    if arguments.seed is not None:
+    if arguments.seed not in (None, prompt_files.RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.problems_of(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
