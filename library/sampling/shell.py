@@ -21,7 +21,7 @@ from library.families.recognition import recognise_file
 from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.sampling import plan, prompt_checks
+from library.sampling import plan, prompt_checks, trigger_words
 from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
@@ -51,13 +51,15 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
+        notes = [*sampling_notes(arguments, inputs.config), *_misspelt(inputs)]
+        work.store({"warnings": notes})
 
         def store(sheet: "Sheet") -> None:
-            work.store(sheet.as_json())
+            work.store({**sheet.as_json(), "warnings": notes})
             if not work.folder and not sheet.grid:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        for note in sampling_notes(arguments, inputs.config):
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
         sheet = generate(inputs.config, inputs.columns, inputs.prompts, arguments.out, work.phase, store, word)
         print(sheet.grid)
@@ -208,6 +210,10 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
     yield from prompt_checks.notes(arguments.prompts, use) if arguments.prompts else ()
     for line in arguments.prompt:
         yield from prompt_checks.line_notes(line, use)
+
+
+def _misspelt(inputs: SampleInputs) -> Iterator[MessageLike]:
+    return trigger_words.misspelt((path for column in inputs.columns for path, _ in column.loras), inputs.prompts)
 
 
 def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
