@@ -38,7 +38,10 @@ def tagged(tmp_path):
 def test_a_word_that_is_nearly_that_of_the_file_is_named_once(tagged, text, written):
     said = [str(note) for note in trigger_words.misspelt([tagged, tagged], [Prompt(text)])]
     assert len(said) == len(written)
-    assert all(f'"{word}" is none of' in note and 'did you mean "zorb"?' in note for word, note in zip(written, said))
+    assert all(
+        f'"{word}" is none of' in note and 'did you mean "zorb"?' in note
+        for word, note in zip(written, said, strict=True)
+    )
 
 
 def test_a_trigger_phrase_counts_before_the_captions(tmp_path):
