@@ -242,6 +242,7 @@ SPELLINGS = {
     "owner/name/a.safetensors=1": ("after a colon: write owner/name/a.safetensors:1", "owner/name/a.safetensors:1"),
     "a.ckpt=strong": ("takes the strength after a colon: write a.ckpt:0.8", "a.ckpt:0.8"),
     "a.safetensors:": ("has the strength '', which is not a number; write a.safetensors:0.8", None),
+    "a.safetensors:0.5:0.6": ("has two strengths; write a.safetensors:0.5", "a.safetensors:0.5"),
     ":0.8": ("names no file, only a strength; write FILE:0.8", None),
     "=0.8": ("names no file, only a strength; write FILE:0.8", None),
     "0.8": ("names no file, only a strength; write FILE:0.8", None),
@@ -257,6 +258,14 @@ def test_another_spelling_of_a_strength_is_answered_with_the_right_one(option, t
     assert problem.fix == ({option: right} if right else {})
     if right:
         assert not read_layers(config_class("flux_train_network"), [Layer({option: right})]).problems
+
+
+@pytest.mark.parametrize("option", ["sample_lora", "assistant_lora"])
+def test_a_strength_of_zero_is_remarked_on(option):
+    for text, count in (("a.safetensors:0", 1), ("a.safetensors:0.1", 0), ("a.safetensors", 0), (None, 0)):
+        notes = read_layers(config_class("flux_train_network"), [Layer({option: text})]).notes
+        said = f"{option} has a strength of 0, so a.safetensors changes nothing"
+        assert len([note for note in notes if str(note).startswith(said)]) == count
 
 
 @pytest.mark.parametrize("written", ["a.safetensors:0.8", "my cat.ckpt:1"])
