@@ -6,6 +6,7 @@ import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
 import { promptStrips } from "./strips.js";
+import { keepWritten, writtenFor } from "./written.js";
 
 /** @typedef {import("./strips.js").Picture} Picture */
 /** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
@@ -28,6 +29,8 @@ let started;
 const part = finder(() => place ?? document);
 const model = () => part("#sampling-model", HTMLSelectElement);
 const sheets = () => part("#sampling-sheet", HTMLSelectElement);
+const ofPrompts = () =>
+  [part("#sampling-prompts", HTMLTextAreaElement), ...all(part("form"), "[data-prompt]").filter(isField)];
 const text = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(`#sampling-${id}`)).value;
 
 /** @param {Element} element */
@@ -43,6 +46,7 @@ export function mount(element) {
   part("form").addEventListener("input", (event) => {
     const list = hit(event, ".files");
     if (list) grow(list);
+    if (isField(event.target) && ofPrompts().includes(event.target)) keepWritten(model().value, [event.target]);
   });
   for (const type of ["pointerenter", "focusin"])
     part("form").addEventListener(type, () => void (isStale && model().value.startsWith(TAB) && showTaken()));
@@ -71,7 +75,11 @@ async function start() {
   const run = runFromPanel;
   runFromPanel = "";
   await refresh(run);
-  if (!run) return void (await showTaken());
+  if (!run) {
+    const written = writtenFor(model().value);
+    for (const field of ofPrompts()) if (written[field.id]) propose(field, written[field.id]);
+    return void (await showTaken());
+  }
   model().value = run;
   await chooseModel();
 }
@@ -108,7 +116,7 @@ function settle() {
 
 /**
  * Fill in the newest file of the run, and the prompts of the run or form with their size, steps and scales, where
- * nobody has written others.
+ * nobody has written others, now or the last time with this model.
  */
 async function chooseModel() {
   settle();
@@ -116,9 +124,11 @@ async function chooseModel() {
   propose(all(list, "input", HTMLInputElement)[0], files.at(-1) ?? "");
   for (const row of all(list, ".file").slice(1)) if (!find(row, "input", HTMLInputElement).value) row.remove();
   grow(list);
-  propose(part("#sampling-prompts", HTMLTextAreaElement), prompts.join("\n"));
-  for (const field of all(part("form"), "[data-prompt]").filter(isField))
-    propose(field, fields[field.dataset.prompt ?? ""] ?? "");
+  const written = writtenFor(model().value);
+  for (const field of ofPrompts()) {
+    const { prompt } = field.dataset;
+    propose(field, written[field.id] ?? (prompt ? fields[prompt] ?? "" : prompts.join("\n")));
+  }
 }
 
 /**
@@ -193,6 +203,7 @@ async function begin() {
   go.disabled = true;
   await started;
   const chosen = model().value;
+  keepWritten(chosen, ofPrompts().filter((field) => field.value !== (field.dataset.proposed ?? "")));
   const fields = Object.fromEntries(
     all(part("form"), "[data-prompt]")
       .filter((field) => isField(field) && !around(field, ".field").hidden)

@@ -122,7 +122,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
     out = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), "")
     about = out or next((word for word in words if word and not word.startswith("--")), "")
     about = _run_name(name) if command == "compare" else about
-    result = job.result if job.kind == "tools" else {}
+    result = job.result if job.kind in ("tools", "sample") else {}
     return {
         "id": job.id,
         "title": title_of(job),

@@ -20,6 +20,14 @@ def is_number(text: str) -> bool:
     return False
 
 
+def strength_notes(option: str, value: str | None) -> Iterator[Problem]:
+    """Remark on a file at a strength of 0, which changes nothing."""
+    file, strength = split_strength(value or "")
+    if file and not strength:
+        template = "has a strength of 0, so {file} changes nothing; write {file}:1, or leave it out"
+        yield Problem(option, template, file=file)
+
+
 def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
     """Yield the problem of FILE:STRENGTH without a file, or with a strength after "=", out of range or no number."""
     file, strength = split_strength(value or "")
@@ -30,6 +38,9 @@ def strength_problems(option: str, value: str | None) -> Iterator[Problem]:
     elif name.lower().endswith(WEIGHT_FILES) and not Path(file).is_file():
         right = f"{name}:{after if is_number(after) else 0.8}"
         yield Problem(option, "takes the strength after a colon: write {right}", right=right, fix={option: right})
+    elif path.lower().endswith(WEIGHT_FILES) and is_number(written):
+        right = f"{path}:{written.strip()}"
+        yield Problem(option, "has two strengths; write {right}", right=right, fix={option: right})
     elif path.lower().endswith(WEIGHT_FILES):
         template = "has the strength {written}, which is not a number; write {path}:0.8"
         yield Problem(option, template, written=quoted(written), path=path)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from library.adapter_files.changes import LayerChange
 from library.adapter_files.names import TENSOR_ROLES
-from library.compiler.subclass import keep_class_name
+from library.compiler.subclass import keep_class_name, wanted_type
 from library.config.problems import ConfigError
 from library.families.base import Family, ModelComponents
 from library.methods import targets
-from library.methods.adapters import cast_like, factors_fit, saved_alpha
+from library.methods.adapters import cast_like, factors_fit, saved_alpha, scaled_in
 from library.methods.lora import AdapterLocation, networks
 from library.methods.lora_files import by_name, file_of
 
@@ -44,9 +44,11 @@ class AppliedChange:
 
     def set_strength(self, strength: float) -> None:
         """Set the strength; 0 switches it off and frees its device memory."""
+        if strength != self.strength:
+            self._on_device = {}  # they contain the strength
         self.strength = strength
         if not strength:
-            self._on_device, self._ready = {}, None
+            self._ready = None
 
     def delta(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Return the contribution to the layer's output for `x`."""
@@ -54,8 +56,6 @@ class AppliedChange:
             return self._of_norm(layer, x)
         assert isinstance(layer, nn.Linear | nn.Conv2d)
         if self._is_plain:
-            if not self._on_device or self._on_device[LORA[0]].device != x.device:
-                self._on_device = {name: self.stored[name].to(x.device) for name in LORA}
             return self._low_rank(layer, x)
         change = self._on(x.device)
         bias = change.bias(self.strength)
@@ -80,12 +80,28 @@ class AppliedChange:
         return self._ready
 
     def _low_rank(self, layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
-        down, up = (cast_like(self._on_device[name], x) for name in LORA)
-        scale = self.strength * self._scale
+        down, up = self._factors(x)
         if isinstance(layer, nn.Linear):
-            return F.linear(F.linear(x, down.flatten(1)), up.flatten(1)) * scale
-        hidden = layer._conv_forward(x, down.reshape(down.shape[0], *weight_in_use(layer).shape[1:]), None)
-        return F.conv2d(hidden, up.reshape(*up.shape[:2], 1, 1)) * scale
+            hidden = F.linear(x, down.flatten(1))
+        else:
+            hidden = layer._conv_forward(x, down.reshape(down.shape[0], *weight_in_use(layer).shape[1:]), None)
+        if not scaled_in(up.dtype):
+            hidden = hidden * (self.strength * self._scale)
+        if isinstance(layer, nn.Linear):
+            return F.linear(hidden, up.flatten(1))
+        return F.conv2d(hidden, up.reshape(*up.shape[:2], 1, 1))
+
+    def _factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factors in the dtype and on the device in which the layer computes, scaled and rounded as in a
+        training (factor_cache.py), whose previews are then the pictures of its file.
+        """
+        dtype, known = wanted_type(x), self._on_device.get(LORA[0])
+        if known is None or known.device != x.device or known.dtype != dtype:
+            down, up = (self.stored[name].to(x.device) for name in LORA)
+            if scaled_in(dtype):
+                up = up.float() * (self.strength * self._scale)
+            self._on_device = dict(zip(LORA, (down.to(dtype), up.to(dtype)), strict=True))
+        return self._on_device[LORA[0]], self._on_device[LORA[1]]
 
     def _of_norm(self, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor) -> Tensor:
         change = self._on(x.device)

@@ -6,7 +6,16 @@ from pathlib import Path
 
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
-from library.sampling.prompts import LETTERS, Prompt, option_of, parse_line, problems_of, prompt_lines, read_prompts
+from library.sampling.prompts import (
+    LETTERS,
+    RANDOM_SEED,
+    Prompt,
+    option_of,
+    parse_line,
+    problems_of,
+    prompt_lines,
+    read_prompts,
+)
 
 Row = Mapping[str, str]  # texts by field of Prompt; the rest of a line is in REST
 REST = "rest"
@@ -82,7 +91,7 @@ def _why_not(row: Row) -> MessageLike:
         return Message("a prompt cannot begin with #, which begins a comment")
     read_back, wrong = _row(parse_line(prompt_line({**row, REST: ""}))), []
     for name, value in row.items():
-        if name in (REST, "prompt", "negative_prompt") or not value.strip():
+        if name in (REST, "prompt", "negative_prompt") or not value.strip() or _is_random_seed(name, value):
             continue
         if read_back.get(name) is None or not _same_value(name, read_back[name], value):
             wrong.append(Message("{name} cannot be {value}", name=name, value=repr(value.strip())))
@@ -98,6 +107,10 @@ def _why_not(row: Row) -> MessageLike:
             )
             return Message(template, name=name)
     return join_messages([*problems_of(parse_line(prompt_line(row)))], "; ")
+
+
+def _is_random_seed(name: str, value: str) -> bool:
+    return name == "seed" and value.strip() == str(RANDOM_SEED)
 
 
 def _same_value(name: str, first: str, second: str) -> bool:

@@ -54,11 +54,13 @@ def _paths(value: JsonValue) -> tuple[str, ...]:
 
 
 WHOLE, DECIMAL, TEXT = (re.compile(p) for p in (r"\d+", r"[\d.]+", r".+"))
+RANDOM_SEED = -1  # as other programs have it: no seed
+SEED = re.compile(rf"{RANDOM_SEED}(?!\d)|\d+")
 # The letters of a prompt line: option, what its value begins with (the rest is not read), and how that is read.
 LETTERS: dict[str, tuple[str, re.Pattern[str], Callable[[str], Any]]] = {
     "w": ("width", WHOLE, int),
     "h": ("height", WHOLE, int),
-    "d": ("seed", WHOLE, int),
+    "d": ("seed", SEED, int),
     "s": ("sample_steps", WHOLE, _limit_steps),
     "l": ("scale", DECIMAL, float),
     "g": ("guidance_scale", DECIMAL, float),
@@ -149,7 +151,12 @@ def parse_line(line: str) -> Prompt:
     values: dict[str, Any] = dict(options)
     if control_paths := tuple(value.strip() for name, value in options if name == "control_image_path"):
         values["control_image_path"] = control_paths
-    return Prompt(pieces[0], **values)
+    return without_random_seed(Prompt(pieces[0], **values))
+
+
+def without_random_seed(prompt: Prompt) -> Prompt:
+    """Return the prompt without a seed if it asks for a random one."""
+    return replace(prompt, seed=None) if prompt.seed == RANDOM_SEED else prompt
 
 
 def option_of(piece: str) -> tuple[str, Any] | None:
@@ -221,7 +228,7 @@ def _from_mapping(values: JsonMapping, where: MessageLike) -> Parsed:
             read[name] = _number_of_field(name, value, FIELD_TYPES[name])
         except ConfigError as e:
             found.append(Message("{where}: {problem}", where=where, problem=e.said))
-    prompt = Prompt(**read)
+    prompt = without_random_seed(Prompt(**read))
     return prompt, [*found, *_placed(where, prompt)]
 
 

@@ -21,7 +21,7 @@ from library.families.recognition import recognise_file
 from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
-from library.sampling import plan, prompt_checks
+from library.sampling import plan, prompt_checks, trigger_words
 from library.sampling import prompts as prompt_files
 from library.sampling.prompts import Prompt
 
@@ -51,13 +51,15 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
+        notes = [*sampling_notes(arguments, inputs.config), *_misspelt(inputs)]
+        work.store({"warnings": notes})
 
         def store(sheet: "Sheet") -> None:
-            work.store(sheet.as_json())
+            work.store({**sheet.as_json(), "warnings": notes})
             if not work.folder and not sheet.grid:
                 print(next(name for row in reversed(sheet.files) for name in reversed(row) if name), flush=True)
 
-        for note in sampling_notes(arguments, inputs.config):
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
         sheet = generate(inputs.config, inputs.columns, inputs.prompts, arguments.out, work.phase, store, word)
         print(sheet.grid)
@@ -104,7 +106,9 @@ def build_sample_parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     arguments.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
-    arguments.add_argument("--seed", type=int, help="for prompts that have none; else a random one, the same for all")
+    arguments.add_argument(
+        "--seed", type=int, help="for prompts that have none; else, or at -1, a random one, the same for all"
+    )
     arguments.add_argument(
         "--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept"
     )
@@ -188,7 +192,7 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
         with collecting(problems):
             prompts += prompt_files.read_prompts(arguments.prompts)
     prompts += [prompt_files.parse_line(line) for line in arguments.prompt if line.strip()]
-    if arguments.seed is not None:
+    if arguments.seed not in (None, prompt_files.RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.problems_of(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
@@ -206,6 +210,10 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
     yield from prompt_checks.notes(arguments.prompts, use) if arguments.prompts else ()
     for line in arguments.prompt:
         yield from prompt_checks.line_notes(line, use)
+
+
+def _misspelt(inputs: SampleInputs) -> Iterator[MessageLike]:
+    return trigger_words.misspelt((path for column in inputs.columns for path, _ in column.loras), inputs.prompts)
 
 
 def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:

@@ -8,6 +8,7 @@ from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools.commands import ToolCommands, job_status
 from library.config.problems import ConfigError
 from library.jobs import job as jobs
+from library.runs import layout
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree
 from tests.page.test_images import ended, images, opened  # noqa: F401 (a fixture)
@@ -82,6 +83,14 @@ def test_download_of_a_captioner_reports_bytes(tmp_path):
     for text, is_file in (("model.safetensors", True), ("checking model.safetensors", True), ("captioning", False)):
         job = jobs.BackgroundJob(tmp_path / "caption-1", {**facts, "doing": {"text": text, "done": 1, "total": 2}})
         assert job_status(job)["bytes"] is is_file
+
+
+def test_notes_of_tools_and_comparisons_are_shown_with_their_job(tmp_path):
+    for kind, shown in (("tools", ["a note"]), ("sample", ["a note"]), ("caption", [])):
+        job = jobs.BackgroundJob(tmp_path / kind, {"kind": kind, "state": "running", "arguments": [kind, "x"]})
+        job.folder.mkdir()
+        layout.store(job.folder / jobs.RESULT, {"warnings": ["a note"]})
+        assert job_status(job)["warnings"] == shown
 
 
 @pytest.mark.browser

@@ -129,7 +129,7 @@ def test_files_of_other_formats_are_read_and_kept(save, tmp_path, name, text):
         ({"prompt": "w 640 wide"}, "begins as an option"),
         ({"prompt": "a", "width": "wide"}, "width cannot be 'wide'"),
         ({"prompt": "a", "width": "99999"}, "width must be from 1 to 8192"),
-        ({"prompt": "a", "seed": "-1"}, "seed cannot be '-1'"),
+        ({"prompt": "a", "seed": "-2"}, "seed cannot be '-2'"),
         ({"prompt": "a", "sample_steps": "5000"}, "sample_steps cannot be '5000'"),
         ({"prompt": "a", "scale": "1.2.3"}, "scale cannot be '1.2.3'"),
         ({"prompt": "a\nb"}, "prompt has to be one line"),

@@ -59,3 +59,44 @@ def test_a_job_from_before_the_page_was_loaded_shows_its_images_as_they_come(tab
     with page.expect_response("**/own/command_list"):
         pass
     assert page.locator("#sampling-sheet").input_value() == old[0]
+
+
+def test_prompts_are_there_again_with_their_model_when_the_page_is(tab):
+    of_run = {"files": [], "prompts": ["a cat"], "fields": {"width": "64"}}
+    answers = {"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "sampling_run": of_run}
+    answers["sampling_form"] = {"files": [], "prompts": [], "fields": {}}
+    page = tab(answers)
+    chosen, prompts, width = (page.locator(f"#sampling-{name}") for name in ("model", "prompts", "width"))
+
+    def reload():
+        page.evaluate("history.replaceState(null, '', location.pathname)")  # to the form, which these answers need
+        page.reload()
+        page.wait_for_selector("form.settings")
+        page.get_by_role("tab", name="Try it", exact=True).click()
+        page.locator("#sampling-model option").nth(1).wait_for(state="attached")
+
+    def expect(*values):
+        page.wait_for_function(
+            "values => ['prompts', 'width'].every((name, at) => "
+            "document.querySelector(`#sampling-${name}`).value === values[at])",
+            arg=values,
+        )
+
+    prompts.fill("a zorb\n一只猫")
+    width.fill("128")
+    reload()
+    expect("a zorb\n一只猫", "128")
+    chosen.select_option(RUN[0])  # for which nothing was written
+    expect("a cat", "64")
+    prompts.fill("a dog")
+    reload()
+    chosen.select_option(RUN[0])
+    expect("a dog", "64")
+    chosen.select_option(FORM[0])
+    page.wait_for_function("document.querySelector('#sampling-width').value === '128'")
+    prompts.fill("")
+    reload()
+    expect("", "128")
+    page.evaluate("localStorage.setItem('sampling-written', '[null]')")  # of something else
+    reload()
+    expect("", "")

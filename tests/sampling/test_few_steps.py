@@ -124,6 +124,28 @@ def test_lcm_takes_as_many_steps_as_it_is_asked_for(steps):
     assert len(lcm.timesteps) == steps == len(lcm.timesteps.unique())
 
 
+# A level that repeats gives no number: 0 / 0 in DPM-Solver, an error in LMS.
+@pytest.mark.parametrize(
+    ("name", "terminal_zero", "steps", "taken"),
+    [
+        ("dpmsolver", False, 999, 999),
+        ("dpmsolver", False, 1000, 999),
+        ("dpmsolver++", False, 1000, 999),
+        ("dpmsolver", True, 700, 666),
+        ("lms", True, 998, 997),
+    ],
+)
+def test_a_noise_level_that_would_repeat_is_left_out(name, terminal_zero, steps, taken):
+    from library.families.shared.unet_sampler import scheduler, set_noise_levels
+
+    sampler, latents = scheduler(name, True, terminal_zero), torch.randn(1, 4, 2, 2)
+    set_noise_levels(sampler, SampleRequest("", steps=steps, sampler_name=name))
+    assert len(sampler.timesteps) == taken
+    for t in sampler.timesteps:
+        latents = sampler.step(sampler.scale_model_input(latents, t).tanh(), t, latents, return_dict=False)[0]
+    assert latents.isfinite().all()
+
+
 @pytest.mark.parametrize("levels", [SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS])
 def test_the_noise_levels_of_sdxl_are_those_of_evenly_spaced_timesteps(levels):
     alphas = diffusion.alphas(terminal_zero=False).double()
@@ -220,6 +242,7 @@ SPELLINGS = {
     "owner/name/a.safetensors=1": ("after a colon: write owner/name/a.safetensors:1", "owner/name/a.safetensors:1"),
     "a.ckpt=strong": ("takes the strength after a colon: write a.ckpt:0.8", "a.ckpt:0.8"),
     "a.safetensors:": ("has the strength '', which is not a number; write a.safetensors:0.8", None),
+    "a.safetensors:0.5:0.6": ("has two strengths; write a.safetensors:0.5", "a.safetensors:0.5"),
     ":0.8": ("names no file, only a strength; write FILE:0.8", None),
     "=0.8": ("names no file, only a strength; write FILE:0.8", None),
     "0.8": ("names no file, only a strength; write FILE:0.8", None),
@@ -235,6 +258,14 @@ def test_another_spelling_of_a_strength_is_answered_with_the_right_one(option, t
     assert problem.fix == ({option: right} if right else {})
     if right:
         assert not read_layers(config_class("flux_train_network"), [Layer({option: right})]).problems
+
+
+@pytest.mark.parametrize("option", ["sample_lora", "assistant_lora"])
+def test_a_strength_of_zero_is_remarked_on(option):
+    for text, count in (("a.safetensors:0", 1), ("a.safetensors:0.1", 0), ("a.safetensors", 0), (None, 0)):
+        notes = read_layers(config_class("flux_train_network"), [Layer({option: text})]).notes
+        said = f"{option} has a strength of 0, so a.safetensors changes nothing"
+        assert len([note for note in notes if str(note).startswith(said)]) == count
 
 
 @pytest.mark.parametrize("written", ["a.safetensors:0.8", "my cat.ckpt:1"])

@@ -15,7 +15,7 @@ from library.config.schema import options_of
 from library.sampling import generate, plan, shell
 from library.sampling.prompts import parse_line
 from tests.sampling.test_sampling import CAT, SCRIPTS, adapter_names, given, lora_file, quiet  # noqa: F401
-from tests.training import LORAS, cached_squares, config_of, shallow, train  # noqa: F401
+from tests.training import LORA_OF_EACH_KIND, LORAS, cached_squares, config_of, shallow, train  # noqa: F401
 
 # Options of these sections decide what a training does with its images and files, or when; no picture of a file.
 OF_TRAINING = ("data", "captions", "cache", "optim", "steps", "save", "loss", "validation")
@@ -166,7 +166,7 @@ def trained(shallow, cached_squares, tmp_path, monkeypatch):  # noqa: F811
         (tmp_path / "prompts.txt").write_text(line, encoding="utf-8")
         quick = {"max_train_steps": 1, "seed": 1, "network_dim": 2, "learning_rate": 1e-2, "mixed_precision": "no"}
         quick |= {"sample_prompts": tmp_path / "prompts.txt", "sample_every_n_steps": 1, "output_dir": tmp_path / "out"}
-        config = config_of(shallow, script, train_data_dir=cached_squares, **quick, **values)
+        config = config_of(shallow, script, train_data_dir=cached_squares, **{**quick, **values})
         file, toml = train(config).file, tmp_path / f"{script}.toml"
         toml.write_text(to_toml(config), encoding="utf-8")
         (preview,) = (tmp_path / "out").glob("sample/*.png")
@@ -200,6 +200,21 @@ def test_a_picture_of_the_file_is_the_trainings_preview(shallow, trained, tmp_pa
     difference = picture()
     assert difference.max() <= 2
     assert picture(**{option: off}).sum() > 2 * difference.sum()  # so the option matters here
+
+
+@pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
+def test_a_picture_of_the_file_is_rounded_as_the_trainings_preview(shallow, trained, tmp_path, script):  # noqa: F811
+    line = "a cat --w 64 --h 64 --s 2 --d 3 --l 2"
+    # A strength of 2 / 3 is exact in no format: where it is applied decides what is rounded.
+    values = {"mixed_precision": "bf16", "network_dim": 3, "network_alpha": 2.0}
+    file, toml, preview = trained(script, line, values)
+    sampled = shell.config_to_sample(toml, {}, lambda _: script)
+
+    def picture(strength):
+        columns = plan.plan_columns("together", [(file, strength)])
+        return pixels_of(generate.generate(sampled, columns, [parse_line(line)], tmp_path / "new", quiet).files[0][0])
+
+    assert np.array_equal(picture(1.0), preview) and not np.array_equal(picture(0.5), preview)
 
 
 def test_what_is_merged_is_said_and_a_file_that_counts_twice(shallow, tmp_path):  # noqa: F811

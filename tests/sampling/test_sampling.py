@@ -260,6 +260,7 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     assert result["rows"] == ["a cat"] and Path(result["files"][0][0]).is_file() and Path(result["grid"]).is_file()
     assert gpu_slots.held_devices() == set()
     told = capsys.readouterr().err
+    assert [f"note: {note}" for note in result["warnings"]] == [x for x in told.splitlines() if x.startswith("note: ")]
     assert "note: prompt: --w 68 becomes 64" in told and "note: prompt: --l nan is ignored" in told
     for words, says in (
         (["--lora", "x=strong"], "strength is no number"),

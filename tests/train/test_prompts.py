@@ -76,12 +76,12 @@ def test_a_size_is_cut_to_what_can_be_generated_and_steps_are_kept_in_range(tmp_
 
 
 def test_options_without_effect_are_named(tmp_path):
-    lines = "a --w 64 --s 5000 --ss k_lms\n# --w b\nb --w many --d -1 --fs 3 --n  x\nc -- d --ss best"
+    lines = "a --w 64 --s 5000 --ss k_lms\n# --w b\nb --w many --d -2 --fs 3 --n  x\nc -- d --ss best"
     notes = prompt_checks.notes(write(tmp_path, "p.txt", lines), NO_SHIFT)
     expected = [
         ("line 1", "--s 5000"),
         ("line 3", "--w many"),
-        ("line 3", "--d -1"),
+        ("line 3", "--d -2"),
         ("line 3", "--fs 3"),
         ("line 4", "-- d"),
     ]
@@ -206,6 +206,24 @@ def test_toml_shares_what_stands_in_prompt(tmp_path):
     assert [(p.prompt, p.width, p.seed) for p in read] == [("a", 640, None), ("b", 640, 3)]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.txt", "a --d -1"),
+        ("p.json", '["a --d -1"]'),
+        ("p.json", '[{"prompt": "a", "seed": -1}]'),
+        ("p.toml", '[[prompt.subset]]\nprompt = "a"\nseed = -1\n'),
+    ],
+)
+def test_a_seed_of_minus_one_is_none_as_in_other_programs(tmp_path, name, text):
+    path = write(tmp_path, name, text)
+    (read,) = prompts.read_prompts(path)
+    assert read.seed is None and not prompt_checks.notes(path)
+    (row,) = prompt_rows.prompt_rows_of_file(path)
+    assert "seed" not in row and prompt_rows.rows_as_text([{"prompt": "a", "seed": "-1"}]) == "a --d -1\n"
+    assert prompts.parse_line("a --d -12").seed is None and prompts.parse_line("a --d -1 --w 64").width == 64
+
+
 def test_json_takes_texts_and_objects(tmp_path):
     path = write(tmp_path, "p.json", json.dumps(["a cat --d 4", {"prompt": "b", "scale": 2}]))
     assert [(p.prompt, p.seed, p.scale) for p in prompts.read_prompts(path)] == [("a cat", 4, None), ("b", None, 2.0)]
@@ -321,6 +339,8 @@ def test_no_odd_number_is_taken_in_silence(tmp_path, letter):
     """In a line it is named or refused; in JSON and TOML refused."""
     field = prompts.LETTERS[letter][0]
     for value in ODD:
+        if letter == "d" and value == "-1":  # a random seed
+            continue
         path = write(tmp_path, "p.txt", f"cat --{letter} {value}")
         try:
             prompts.read_prompts(path)

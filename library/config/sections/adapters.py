@@ -12,7 +12,7 @@ from library.config.schema import opt, section_options
 from library.config.sections.inputs import Data
 from library.config.sections.learning import Optim, Steps
 from library.config.sections.machine import Precision
-from library.config.strengths import strength_problems
+from library.config.strengths import strength_notes, strength_problems
 
 IN_8_BITS = ("fp8_compute", "int8_compute", "auto_compute")  # kinds of products of a base model in 8 bits
 
@@ -130,6 +130,10 @@ class Network:
                 also="base_weights",
             )
         yield from strength_problems("assistant_lora", self.assistant_lora)
+
+    def notes(self, run: RunConfig) -> Iterator[Problem]:
+        """Remark on an assistant of strength 0."""
+        yield from strength_notes("assistant_lora", self.assistant_lora)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

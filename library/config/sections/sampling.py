@@ -10,7 +10,7 @@ from library.config.reading import parse_count, positive_or_off
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.outputs import Sample
-from library.config.strengths import strength_problems
+from library.config.strengths import strength_notes, strength_problems
 from library.config.values import parse_finite, quoted, to_int
 
 MAX_STEPS = 1000
@@ -133,7 +133,8 @@ class Sampling(Sample):
         yield from strength_problems("sample_lora", self.sample_lora)
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
-        """Remark on a single noise level, which only a LoRA for one step needs."""
+        """Remark on a LoRA of strength 0, and on a single noise level, which only a LoRA for one step needs."""
+        yield from strength_notes("sample_lora", self.sample_lora)
         if len(self.sample_sigmas) == 1 and not self.sample_lora:
             yield Problem(
                 "sample_sigmas",

@@ -84,6 +84,11 @@ def set_noise_levels(steps: Any, request: SampleRequest) -> None:
         # LCM takes its steps from those of a distillation, and refuses to take more than there are.
         own = {"original_inference_steps": max(request.steps, LCM_STEPS)} if request.sampler_name in RENOISING else {}
         steps.set_timesteps(request.steps, **own)
+        # Near 1000 steps, rounding may repeat a level, and multistep samplers would divide by the distance of the two.
+        fewer = request.steps
+        while not _falls_steadily(steps):
+            fewer -= 1
+            steps.set_timesteps(fewer, **own)
     elif request.sampler_name in RENOISING:
         alphas = steps.alphas_cumprod.double()
         levels = ((1 - alphas) / alphas).log().numpy() / 2
@@ -91,6 +96,12 @@ def set_noise_levels(steps: Any, request: SampleRequest) -> None:
         steps.set_timesteps(timesteps=positions.round().astype(int).tolist())
     else:
         steps.set_timesteps(sigmas=[*request.sigmas, 0.0])
+
+
+def _falls_steadily(steps: Any) -> bool:
+    """Return whether each sigma of a scheduler is below the one before; those that predict twice repeat theirs."""
+    sigmas = getattr(steps, "sigmas", None)
+    return sigmas is None or steps.order > 1 or bool((sigmas.diff() < 0).all())
 
 
 def rescaled_betas() -> list[float]:
@@ -107,7 +118,7 @@ def _lms() -> type:
     # They are polynomials, so scipy is not needed.
     class Lms(LMSDiscreteScheduler):
         def get_lms_coefficient(self, order: int, t: int, current_order: int) -> float:
-            sigmas = [float(s) for s in self.sigmas]
+            sigmas = {at: float(self.sigmas[at]) for at in range(t - order + 1, t + 2)}
             product = Polynomial([1.0])
             for k in range(order):
                 if k != current_order:

@@ -1,0 +1,65 @@
+"""Words in prompts that look like misspelt words of LoRA and embedding files. Loads no torch."""
+
+import contextlib
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from library.config.json_types import JsonMapping
+from library.config.problems import ConfigError, Message
+from library.families.shared.raw_header import header_metadata
+from library.sampling.prompts import Prompt
+
+PHRASE, FREQUENCY = "modelspec.trigger_phrase", "ss_tag_frequency"  # in the metadata of a file
+LEAST_LETTERS = 4  # of a word: shorter ones are like too many others
+LEAST_LIKENESS = 0.75  # of difflib: "zrob" is 0.75 like "zorb"
+MAX_TAGS = 3  # of a folder that are its most frequent ones; more are no names
+LEAST_IMAGES = 2  # with the same tag
+
+
+def misspelt(files: Iterable[Path], prompts: Iterable[Prompt]) -> Iterator[Message]:
+    """Yield each word of the prompts that resembles a word that a file was trained with, where that one is missing."""
+    words = {word: path for path in dict.fromkeys(files) for word in words_of(path)}
+    found: dict[tuple[str, str], None] = {}
+    for prompt in prompts:
+        text = prompt.prompt.casefold()
+        written = [word for word in dict.fromkeys(_long_words(text)) if word not in words]
+        for word in words:
+            if word not in text:
+                close = difflib.get_close_matches(word, written, n=1, cutoff=LEAST_LIKENESS)
+                found.update({(one, word): None for one in close})
+    for one, word in found:
+        template = 'prompt: "{written}" is none of the words that {file} was trained with: did you mean "{word}"?'
+        yield Message(template, written=one, file=words[word].name, word=word)
+
+
+def words_of(path: Path) -> list[str]:
+    """Return the words by which a file is called: of its trigger phrase, else of the tags that most of its captions
+    have; none for a file without metadata.
+    """
+    if path.suffix.lower() != ".safetensors":
+        return []
+    try:
+        metadata = header_metadata(path)
+    except ConfigError:
+        return []  # which is reported elsewhere
+    phrase = str(metadata.get(PHRASE) or "")
+    return list(dict.fromkeys(_long_words(phrase or " ".join(_common_tags(metadata)))))
+
+
+def _common_tags(metadata: JsonMapping) -> Iterator[str]:
+    folders: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        folders = json.loads(str(metadata.get(FREQUENCY) or ""))
+    for tags in folders.values() if isinstance(folders, dict) else ():
+        counts = {tag: n for tag, n in tags.items() if isinstance(n, int)} if isinstance(tags, dict) else {}
+        most = max(counts.values(), default=0)
+        common = [tag for tag, n in counts.items() if n == most]
+        if most >= LEAST_IMAGES and len(common) <= MAX_TAGS:
+            yield from common
+
+
+def _long_words(text: str) -> list[str]:
+    return [word for word in re.findall(r"\w+", text.casefold()) if len(word) >= LEAST_LETTERS]
