@@ -36,5 +36,15 @@ _BY_OPTION = {
     "resume": "resume_from resume_from_checkpoint",
     "compile": "torch_compile use_compile",
 }
+_BY_DATASET_KEY = {
+    "image_dir": "train_data_dir data_dir images image_folder images_dir img_folder folder",
+    "conditioning_data_dir": "mask_dir mask_folder mask_path masks",
+    "batch_size": "train_batch_size batch",
+    "num_repeats": "dataset_repeats repeats repeat",
+    "caption_extension": "caption_ext captions_extension",
+    "caption_dropout_rate": "caption_dropout",
+}
 # A common name -> the option that it means.
 COMMON_NAMES = MappingProxyType({name: option for option, names in _BY_OPTION.items() for name in names.split()})
+# The same for keys of dataset files.
+DATASET_NAMES = MappingProxyType({name: key for key, names in _BY_DATASET_KEY.items() for name in names.split()})
