@@ -7,6 +7,7 @@ _BY_OPTION = {
     "output_dir": "output output_folder output_path save_dir",
     "output_name": "name model_output_name lora_name",
     "train_data_dir": "images data data_dir dataset_dir image_dir image_folder images_dir train_dir",
+    "in_json": "metadata_file",
     "resolution": "size image_size",
     "max_train_steps": "steps max_steps num_steps num_train_steps total_steps",
     "max_train_epochs": "epochs epoch max_epochs num_epochs num_train_epochs",
