@@ -37,7 +37,7 @@ IDLE_IN_FILE: tuple[tuple[str, Callable[[DatasetConfig, SubsetConfig], Any], str
     ("validation_seed", lambda d, s: d.validation_split, "validation_split is 0"),
     ("control_resolution no_resize_control", lambda d, s: s.control_directories or s.metadata_file, NO_REFERENCES),
 )
-DEFAULTS = {name: option.default for name, option in {**DATASET_KEYS, **SUBSET_KEYS}.items()}
+DEFAULT_BY_KEY = {name: option.default for name, option in {**DATASET_KEYS, **SUBSET_KEYS}.items()}
 
 
 def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
@@ -72,7 +72,7 @@ def _idle_in_file(config: RunConfig, images: ImageSet) -> Iterator[Problem]:
     for names, applies, reason in IDLE_IN_FILE:
         for name in names.split():
             own = [(s if hasattr(s, name) else d, applies(d, s)) for d, s in pairs]
-            having = [used for holder, used in own if getattr(holder, name) != DEFAULTS[name]]
+            having = [used for holder, used in own if getattr(holder, name) != DEFAULT_BY_KEY[name]]
             if having and not any(having) and name not in covered:
                 yield remark(name, reason)
     unread = {name for _, subset in pairs for name in subset.custom_attributes or {}} - {PRESERVES_BASE}
