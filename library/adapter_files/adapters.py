@@ -29,7 +29,7 @@ NO_BIAS = (
     "{module} changes a norm or a bias, which diffusers has no names for: add the file to a checkpoint with {command}, "
     "or choose comfy or kohya as the names"
 )
-NO_LORA = "there is no LoRA in this file, as in that of a whole model: choose the file of a LoRA"
+NO_LORA = "there is no LoRA in this file, which may be a whole model: choose the file of a LoRA"
 HALF = "{name} lacks its {matrix} matrix: the file is damaged or was edited"
 OTHER_KINDS = {  # pattern in keys -> kind
     "dora_scale": "DoRA",

@@ -21,14 +21,14 @@ import psutil
 
 from library import families
 from library.config import environment
-from library.config.building import Layer, Reading, draft, read_layers, read_section, understood
+from library.config.building import Layer, Reading, draft, read_layers, read_section, understood, unknown_option
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, options_of
-from library.config.values import Option, closest, did_you_mean
+from library.config.values import Option, closest
 from library.families.shared import read_ahead
 from library.imports import without_collecting
 from library.recipes.preset_files import path_today
@@ -196,8 +196,7 @@ def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = (
             if is_old or getattr(config, "script_with", lambda *_: "")(name, config.family):
                 values[name] = words[0] if words else True
             else:
-                hint = did_you_mean(name, [*understood(config), *SCRIPT_FLAGS, *also])
-                problems.append(_flag(name, "is not an option{hint}", hint=hint))
+                problems.append(unknown_option(name, "--", [*understood(config), *SCRIPT_FLAGS, *also]))
         elif problem := _store_words(options[name], words, values):
             problems.append(problem)
     return values, problems

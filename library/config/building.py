@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.names import OF_DATASET_FILES
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of, section_options
@@ -210,12 +211,15 @@ def _resolve(
         template = "works only on the command line: copy the options of that file into this one"
         problems.append(Problem(name, template, place=place))
     else:
-        problems.append(
-            Problem(
-                name, "is not an option{hint}", place=place, hint=did_you_mean(name, understood(config), option_name)
-            )
-        )
+        problems.append(unknown_option(name, place, understood(config)))
     return None
+
+
+def unknown_option(name: str, place: str, known: Iterable[str]) -> Problem:
+    """Return the problem of a name that is no option, with what was probably meant among the `known` ones."""
+    if name in OF_DATASET_FILES:
+        return Problem(name, "is set for single data sets: write it into the dataset_config", place=place)
+    return Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, known, option_name))
 
 
 def understood(config: type[RunConfig]) -> list[str]:

@@ -7,6 +7,7 @@ _BY_OPTION = {
     "output_dir": "output output_folder output_path save_dir",
     "output_name": "name model_output_name lora_name",
     "train_data_dir": "images data data_dir dataset_dir image_dir image_folder images_dir train_dir",
+    "in_json": "metadata_file",
     "resolution": "size image_size",
     "max_train_steps": "steps max_steps num_steps num_train_steps total_steps",
     "max_train_epochs": "epochs epoch max_epochs num_epochs num_train_epochs",
@@ -36,5 +37,15 @@ _BY_OPTION = {
     "resume": "resume_from resume_from_checkpoint",
     "compile": "torch_compile use_compile",
 }
+_BY_DATASET_KEY = {
+    "image_dir": "train_data_dir data_dir images image_folder images_dir img_folder folder",
+    "conditioning_data_dir": "mask_dir mask_folder mask_path masks",
+    "batch_size": "train_batch_size batch",
+    "num_repeats": "dataset_repeats repeats repeat",
+    "caption_extension": "caption_ext captions_extension",
+    "caption_dropout_rate": "caption_dropout",
+}
 # A common name -> the option that it means.
 COMMON_NAMES = MappingProxyType({name: option for option, names in _BY_OPTION.items() for name in names.split()})
+# The same for keys of dataset files.
+DATASET_NAMES = MappingProxyType({name: key for key, names in _BY_DATASET_KEY.items() for name in names.split()})

@@ -6,20 +6,27 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. A subset's missing 
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from library.config.building import Layer, read_section
+from library.config.dataset_rules import PRESERVES_BASE, dataset_problems, wrong
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError, Problem
-from library.config.reading import MAX_SIDE, parse_extension, parse_resolution, positive_pair, range_of_sizes, separator
+from library.config.reading import (
+    MAX_SIDE,
+    parse_extension,
+    parse_resolution,
+    positive_pair,
+    range_of_sizes,
+    seed_or_random,
+    separator,
+)
 from library.config.run_config import RunConfig
-from library.config.schema import changed, opt, section_options
-from library.config.sections.captions import clashes_with_cache
-from library.config.sections.inputs import resolution_rules
+from library.config.schema import changed, opt, options_of, section_options
 from library.config.values import Option, closest, did_you_mean, quoted
 
 Layers = tuple[JsonMapping, ...]
@@ -79,6 +86,14 @@ class SubsetConfig:
         return (first, *self.more_control_directories) if first else ()
 
     @property
+    def preserves_base(self) -> bool:
+        return bool((self.custom_attributes or {}).get(PRESERVES_BASE))
+
+    @property
+    def splits_tags(self) -> bool:
+        return bool(self.shuffle_caption or self.caption_tag_dropout_rate or self.token_warmup_step)
+
+    @property
     def kind(self) -> str:
         """The source of its captions and masks: "metadata", "masked" or "folder"."""
         if self.metadata_file:
@@ -106,7 +121,7 @@ class DatasetConfig:
     bucket_no_upscale: bool = opt(False, "never enlarge an image")
     network_multiplier: float = opt(1.0, "kept for old files; not used")
     validation_split: float = opt(0.0, "share of the images that is held out", min=0.0, max=1.0)
-    validation_seed: int | None = opt(None, "chooses the images that are held out")
+    validation_seed: int | None = opt(None, "chooses the images that are held out", parse=seed_or_random)
     resize_interpolation: Interpolation | None = opt(None, "how images are resized")
 
     sizes: tuple[tuple[int, int], ...] = ()  # all sizes of these images, including `resolution`
@@ -180,34 +195,35 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         )
         raise ConfigError(template, name=name, path=path)
     problems += [
-        _wrong(name, key, "is not known at the top level, which has only [general] and [[datasets]]")
+        wrong(name, key, "is not known at the top level, which has only [general] and [[datasets]]")
         for key in tables
         if key not in ("general", "datasets")
     ]
+    known = options_of(type(config))
     base_layers = (
         _options_of_run(config),
-        _read_table(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", problems),
+        _read_table(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", known, problems),
     )
     datasets: list[DatasetConfig] = []
     for i, table in enumerate(_tables_of_key(tables, "datasets", name, problems), 1):
         before = len(problems)
         table_datasets = [
             replace(dataset, table=i - 1)
-            for dataset in _read_datasets_of_table(table, f"{name} dataset {i}", base_layers, problems)
+            for dataset in _read_datasets_of_table(table, f"{name} dataset {i}", base_layers, known, problems)
         ]
         datasets += table_datasets
         # A rule about an unreadable value would only repeat that it is wrong.
         reported_options = {option for problem in problems[before:] for option in problem.options}
         if not table.get("subsets") and "subsets" not in reported_options:  # a subset reports itself what it lacks
-            problems.append(_wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
+            problems.append(wrong(f"{name} dataset {i}:", "", "it has no [[datasets.subsets]] table with images"))
         place = f"{name} dataset {i}:"
         # The data sets of a table differ in their size only, so most problems are the same for each.
         violations = dict.fromkeys(
-            problem for dataset in table_datasets for problem in _dataset_problems(dataset, place, config)
+            problem for dataset in table_datasets for problem in dataset_problems(dataset, place, config)
         )
         problems += [problem for problem in violations if reported_options.isdisjoint(problem.options)]
     if not datasets and not problems:
-        problems.append(_wrong(name, "", "there is no [[datasets]] table"))
+        problems.append(wrong(name, "", "there is no [[datasets]] table"))
     return tuple(datasets)
 
 
@@ -258,26 +274,22 @@ def _at_each_size(*layers: JsonMapping) -> list[DatasetConfig]:
     return [replace(base, resolution=size) for size in sorted(sizes, key=math.prod, reverse=True) or (None,)]
 
 
-def _wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
-    place = f"in {source} " if source.endswith(":") else f"in {source}: "
-    return Problem(key, template, place=place, topic="images", **facts)
-
-
 def _read_datasets_of_table(
-    table: JsonMapping, source: str, base_layers: Layers, problems: list[Problem]
+    table: JsonMapping, source: str, base_layers: Layers, run_options: Collection[str], problems: list[Problem]
 ) -> list[DatasetConfig]:
     dataset_values = {k: v for k, v in table.items() if k != "subsets"}
     for key in [k for k in dataset_values if closest(k, [*DATASET_KEYS, "subsets"]) == "subsets"]:
         hint = did_you_mean(key, ["subsets"])
-        problems.append(_wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
+        problems.append(wrong(source, key, "is not a known key{hint}", hint=hint, also="subsets"))
         del dataset_values[key]
-    layers = (*base_layers, _read_table(dataset_values, DATASET_KEYS, source, problems))
+    layers = (*base_layers, _read_table(dataset_values, DATASET_KEYS, source, run_options, problems))
     subsets: dict[str, SubsetConfig] = {}
     repeated: list[str] = []
     for i, inner in enumerate(_tables_of_key(table, "subsets", source, problems), 1):
-        subset = _build_table(SubsetConfig, *layers, _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", problems))
+        own = _read_table(inner, SUBSET_KEYS, f"{source} subset {i}", run_options, problems)
+        subset = _build_table(SubsetConfig, *layers, own)
         if not {"image_dir", "metadata_file"} & {closest(key, SUBSET_KEYS) for key in inner}:
-            problems.append(_wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
+            problems.append(wrong(f"{source} subset {i}", "image_dir", "is not set; name the folder of its images"))
         if not (place := subset.metadata_file or subset.image_dir):
             continue
         # A folder listed twice in one dataset counts once, as in sd-scripts, however it is spelled.
@@ -290,18 +302,24 @@ def _read_datasets_of_table(
     return [replace(dataset, **members) for dataset in _at_each_size(*layers)]
 
 
-def _read_table(table: Any, options: Mapping[str, Option], source: str, problems: list[Problem]) -> JsonObject:
-    """Parse the values of one table, with advice about keys of other levels. An empty text hides the value above it."""
+def _read_table(
+    table: Any, options: Mapping[str, Option], source: str, run_options: Collection[str], problems: list[Problem]
+) -> JsonObject:
+    """Parse the values of one table, with advice about keys of other levels and options of the run. An empty text hides
+    the value above it.
+    """
     if not isinstance(table, Mapping):
-        problems.append(_wrong(source, "", "must be a table, got {table}", table=quoted(table)))
+        problems.append(wrong(source, "", "must be a table, got {table}", table=quoted(table)))
         return {}
     keys_by_table = {"[[datasets.subsets]]": SUBSET_KEYS, "[[datasets]] or [general]": DATASET_KEYS}
     accepted = {}
     for key, value in table.items():
         if elsewhere := [where for where, keys in keys_by_table.items() if key in keys and key not in options]:
-            problems.append(_wrong(source, key, "belongs in {table}", table=elsewhere[0]))
+            problems.append(wrong(source, key, "belongs in {table}", table=elsewhere[0]))
+        elif key in run_options and key not in options and not closest(key, options):
+            problems.append(wrong(source, key, "is not set for single data sets: set it in the run's options"))
         elif key == "caption_extension" and value == "":  # sd-scripts reads files without an ending then
-            problems.append(_wrong(source, key, "is empty; write the ending of the caption files, such as .txt"))
+            problems.append(wrong(source, key, "is empty; write the ending of the caption files, such as .txt"))
         elif value is not None:  # null of JSON, which says nothing
             accepted[key] = value
     return read_section(options, Layer(accepted, source), problems)
@@ -312,7 +330,7 @@ def _tables_of_key(table: JsonMapping, key: str, source: str, problems: list[Pro
     if isinstance(entries, list) and all(isinstance(t, Mapping) for t in entries):
         return entries
     title = "[[datasets.subsets]]" if key == "subsets" else "[[datasets]]"
-    problems.append(_wrong(source, key, "must be written as tables, {title}", title=title))
+    problems.append(wrong(source, key, "must be written as tables, {title}", title=title))
     return []
 
 
@@ -326,75 +344,3 @@ def read_tables(path: Path) -> JsonObject:
     if not isinstance(json, dict):
         raise ConfigError("{path} must hold one JSON object with general and datasets", path=path)
     return json
-
-
-def _dataset_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
-    """Yield violations of rules among one data set's values, and between them and the run's options."""
-    if not dataset.resolution:
-        yield _wrong(source, "resolution", "is not set: {size} is usual", size=config.usual_size)
-    if dataset.enable_bucket:
-        yield from _bucket_problems(dataset, source, config)
-    yield from _paired_image_problems(dataset, source, config)
-    shown = any(subset.control_directories for subset in dataset.subsets) and config.control_images.captioned
-    if shown and config.data.dataset_config and not config.cache.text:
-        template = "needs cache_text_encoder_outputs, as the text encoder also sees the reference images"
-        yield _wrong(source, "control_directory", template, also="cache_text_encoder_outputs")
-    if len({bool(subset.metadata_file) for subset in dataset.subsets}) > 1:
-        yield _wrong(
-            source,
-            "",
-            "either all subsets have a metadata_file or none has: split them into two [[datasets]]",
-            also="metadata_file",
-        )
-    for subset in dataset.subsets:
-        place = f"{source} subset {subset.metadata_file or subset.image_dir}:"
-        if subset.more_control_directories and not subset.control_directory:
-            yield _wrong(place, "more_control_directories", "needs control_directory: name the first folder there")
-        yield from _subset_problems(subset, place, config)
-
-
-def _paired_image_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
-    """Yield folders of masks, control or reference images in an option that does not take them."""
-    use, subsets = config.control_images, dataset.subsets
-    has_references = any(subset.control_directories for subset in subsets)
-    if has_references and not use.most:
-        template = "is for models with reference images; {title} takes none"
-        if use.guided:
-            template = "is for reference images: name the folder of control images in conditioning_data_dir"
-        elif use.inpaints:
-            template = "is for reference images: name the folder of masks in conditioning_data_dir"
-        yield _wrong(source, "control_directory", template, title=config.title)
-    elif use.guided and not all(subset.conditioning_data_dir for subset in subsets):
-        yield _wrong(source, "conditioning_data_dir", "is not set: name the folder of control images in each subset")
-    masked = config.data.masked_loss or use.inpaints or use.guided
-    if any(subset.conditioning_data_dir for subset in subsets) and not masked:
-        template = "needs masked_loss in the run's options"
-        if use.most:
-            template = "is for masks: name the folder of reference images in control_directory, or set masked_loss"
-        yield _wrong(source, "conditioning_data_dir", template)
-
-
-def _subset_problems(subset: SubsetConfig, place: str, config: RunConfig) -> Iterator[Problem]:
-    """Yield options of a subset that conflict with encoding once, or with reference images."""
-    for name, template in clashes_with_cache(config).items() if config.cache.text else ():
-        if getattr(subset, name):
-            yield _wrong(place, name, template)
-    clashes = [("cache_latents", name) for name in ("color_aug", "random_crop") if config.cache.latents]
-    # These change the image, which would no longer match its reference image.
-    moved = ["color_aug", "random_crop", "face_crop_aug_range", *["flip_aug"] * config.control_images.captioned]
-    clashes += [("control_directory", name) for name in moved if subset.control_directory]
-    for cache, name in clashes:
-        if getattr(subset, name):
-            yield _wrong(place, name, "cannot be used with {cache}: switch one of them off", cache=cache)
-
-
-def _bucket_problems(dataset: DatasetConfig, source: str, config: RunConfig) -> Iterator[Problem]:
-    if dataset.bucket_reso_steps % config.grid:
-        facts = {"grid": config.grid, "title": config.title, "also": "enable_bucket"}
-        yield _wrong(source, "bucket_reso_steps", "must be a multiple of {grid} for {title}", **facts)
-    if dataset.min_bucket_reso > dataset.max_bucket_reso:
-        yield _wrong(
-            source, "min_bucket_reso", "must not be above max_bucket_reso", also="max_bucket_reso enable_bucket"
-        )
-    if dataset.resolution and not dataset.bucket_no_upscale:
-        yield from resolution_rules(dataset.resolution, dataset, f"in {source} ")

@@ -142,6 +142,7 @@ SHARED: tuple[Rule, ...] = (
         ),
         "shuffle_caption and caption_tag_dropout_rate are off",
     ),
+    ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
     ("token_warmup_min", lambda c: c.captions.token_warmup_step or c.data.dataset_config, "token_warmup_step is 0"),
     ("cached_caption_variants", lambda c: c.cache.text, "cache_text_encoder_outputs is off"),
     (
@@ -223,7 +224,6 @@ SHARED: tuple[Rule, ...] = (
 
 ADAPTER_RULES: tuple[Rule, ...] = (
     ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
-    ("prior_loss_weight", lambda c: c.data.reg_data_dir or c.data.dataset_config, "reg_data_dir is not set"),
     ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
 )
 

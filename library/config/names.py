@@ -38,6 +38,19 @@ RETIRED_BESIDE_REFERENCES = RETIRED | {
     "of the dataset_config",
 }
 
+# Keys of dataset files that no run has, beside those whose option has another name (library/config/common_names.py).
+OF_DATASET_FILES = (
+    "class_tokens",
+    "is_reg",
+    "network_multiplier",
+    "custom_attributes",
+    "image_suffix",
+    "control_suffix",
+    "more_control_directories",
+    "control_resolution",
+    "no_resize_control",
+)
+
 _SDPA = "attention is PyTorch's SDPA, which is faster and needs less memory"
 _GUI = "it is a setting of the kohya_ss page that no script reads"
 _SCRIPT = "no script reads it"

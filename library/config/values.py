@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.choice_words import word_of_choice
-from library.config.common_names import COMMON_NAMES
+from library.config.common_names import COMMON_NAMES, DATASET_NAMES
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 
@@ -347,8 +347,9 @@ def quoted(value: Any) -> str:
 def closest(name: str, candidates: Any) -> str:
     """Return the candidate that an unknown name probably meant, or ""."""
     names, written = {k.casefold(): k for k in candidates}, name.strip("-").replace("-", "_").casefold()
-    if COMMON_NAMES.get(written) in names:
-        return names[COMMON_NAMES[written]]
+    for common in (COMMON_NAMES, DATASET_NAMES):
+        if common.get(written) in names:
+            return names[common[written]]
     close = difflib.get_close_matches(written, names, n=1, cutoff=0.6)
     return names[close[0]] if close else ""
 

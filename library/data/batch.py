@@ -116,7 +116,7 @@ def batch_of(samples: Sequence[BatchSample], images: Sequence["Image"]) -> Batch
     if preserved := [sample.preserved for sample in samples if sample.preserved]:
         batch.preserved_captions = [prompt.caption for prompt in preserved]
         batch.preserved_text = padded([prompt.text for prompt in preserved if prompt.text is not None])
-    preserves_base = [bool((image.subset.custom_attributes or {}).get("diff_output_preservation")) for image in images]
+    preserves_base = [image.subset.preserves_base for image in images]
     batch.keep_base = torch.tensor(preserves_base) if any(preserves_base) else None
     return batch
 

@@ -1,10 +1,13 @@
 """Options that have no effect with the images that a config names, or not the one they are set for."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from library.config.dataset import decided
+from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, SubsetConfig, decided
+from library.config.dataset_rules import PRESERVES_BASE
+from library.config.ineffective import ineffective_options, remark
 from library.config.problems import Message, Problem, counted, option_name, together
 from library.config.run_config import RunConfig
 from library.config.sections.captions import USUAL_VARIANTS
@@ -14,6 +17,27 @@ from library.data.folders import about_images, some, some_files
 from library.data.images import ImageSet
 from library.data.pixels import has_transparency
 from library.data.survey import Survey
+
+NOT_SPLIT = "shuffle_caption and caption_tag_dropout_rate are off"
+NO_REFERENCES = "control_directory is not set"
+# As the rules in library/config/ineffective.py, which look at the run's own options: names, whether they act, why not.
+IDLE_IN_FILE: tuple[tuple[str, Callable[[DatasetConfig, SubsetConfig], Any], str], ...] = (
+    ("keep_tokens", lambda d, s: s.splits_tags, NOT_SPLIT),
+    (
+        "caption_separator",
+        lambda d, s: s.splits_tags or s.secondary_separator or s.keep_tokens_separator or s.metadata_file,
+        NOT_SPLIT,
+    ),
+    ("token_warmup_min", lambda d, s: s.token_warmup_step, "token_warmup_step is 0"),
+    (
+        "min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
+        lambda d, s: d.enable_bucket,
+        "enable_bucket is off",
+    ),
+    ("validation_seed", lambda d, s: d.validation_split, "validation_split is 0"),
+    ("control_resolution no_resize_control", lambda d, s: s.control_directories or s.metadata_file, NO_REFERENCES),
+)
+DEFAULT_BY_KEY = {name: option.default for name, option in {**DATASET_KEYS, **SUBSET_KEYS}.items()}
 
 
 def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
@@ -36,7 +60,25 @@ def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     for name in ("class_tokens", "cache_info") if config.data.dataset_config else ():
         if any(getattr(subset, name) for subset in listed):
             yield Problem(name, "has no effect beside metadata_file, which has captions and sizes")
+    if config.data.dataset_config:
+        yield from _idle_in_file(config, images)
     yield from _held_nothing(images)
+
+
+def _idle_in_file(config: RunConfig, images: ImageSet) -> Iterator[Problem]:
+    """Yield values of a dataset file without effect, because every subset that has them lacks what they belong to."""
+    pairs = [(dataset, subset) for dataset in images.datasets for subset in dataset.subsets]
+    covered = ineffective_options(config)  # remarks on the run's own options
+    for names, applies, reason in IDLE_IN_FILE:
+        for name in names.split():
+            own = [(s if hasattr(s, name) else d, applies(d, s)) for d, s in pairs]
+            having = [used for holder, used in own if getattr(holder, name) != DEFAULT_BY_KEY[name]]
+            if having and not any(having) and name not in covered:
+                yield remark(name, reason)
+    unread = {name for _, subset in pairs for name in subset.custom_attributes or {}} - {PRESERVES_BASE}
+    if unread:
+        template = ": {names} without effect, as only {known} is read"
+        yield Problem("custom_attributes", template, names=together(sorted(unread)), known=PRESERVES_BASE)
 
 
 def _held_nothing(images: ImageSet) -> Iterator[Problem]:
@@ -104,8 +146,7 @@ def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
         yield about_images(
             "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
         )
-    preserved = any((subset.custom_attributes or {}).get("diff_output_preservation") for subset in subsets)
-    if preserved and not config.can_be_left_out:
+    if any(subset.preserves_base for subset in subsets) and not config.can_be_left_out:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
     phrase = config.metadata.metadata_trigger_phrase

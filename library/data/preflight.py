@@ -289,13 +289,16 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
         "them out"
     )
     yield from _much_cut(lost_by_image, template)
-    scaled = [i for i in images if not (i.subset.no_resize_control or i.subset.control_resolution)]
-    references = [control for i in scaled for control in i.controls if not control.is_masked]
-    template = (
-        "{count} shown to the model cropped by more than {much}% of their width or height: {names}; set "
-        "no_resize_control or control_resolution in the dataset_config to show all of them"
-    )
-    yield from _much_cut({control.path: max(control.fit.cut) for control in references}, template)
+    advised = {
+        False: "{count} shown to the model cropped by more than {much}% of their width or height: {names}; set "
+        "no_resize_control or control_resolution in the dataset_config to show all of them",
+        True: "{count} shown to the model cropped by more than {much}% of their width or height: {names}; crop or pad "
+        "them yourself",
+    }
+    for has_own_size, template in advised.items():
+        own = [i for i in images if has_own_size == bool(i.subset.no_resize_control or i.subset.control_resolution)]
+        references = [control for i in own for control in i.controls if not control.is_masked]
+        yield from _much_cut({control.path: max(control.fit.cut) for control in references}, template)
 
 
 def _much_cut(lost_by_path: dict[str, float], template: str) -> Iterator[Problem]:

@@ -27,7 +27,9 @@ from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
 from library.config.problems import ConfigError, Problem
+from library.config.schema import section_options
 from library.config.sections import AdapterRun
+from library.config.values import did_you_mean
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.methods import lora
@@ -178,7 +180,12 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
         return
     # The package first: in one that does not load no module is found.
     if obstacle := packages.obstacle(module.split(".")[0]):
-        yield Problem("network_module", "{module} {absent}", module=module, absent=obstacle)
+        known = section_options(type(config.network))["network_module"].choices
+        hint = did_you_mean(module, known)
+        if hint and module not in known:
+            yield Problem("network_module", "{name} is not known{hint}", name=module, hint=hint)
+        else:
+            yield Problem("network_module", "{module} {absent}", module=module, absent=obstacle)
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)

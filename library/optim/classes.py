@@ -126,6 +126,8 @@ def import_class(spec: OptimizerSpec) -> type:
     classes = {name.lower(): member for name, member in vars(module).items() if isinstance(member, type)}
     if (optimizer_class := getattr(module, spec.name, None) or classes.get(spec.name.lower())) is None:
         names = [member.__name__ for member in classes.values()]
+        if spec.module == "torch.optim":  # where names without a module are looked up, so those of other packages count
+            names += [known.name for known in SPECS.values()]
         raise ConfigError(
             "{module} has no {name}{hint}", module=spec.module, name=spec.name, hint=did_you_mean(spec.name, names)
         )

@@ -199,7 +199,27 @@ SUBSET = "[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = 'a'\n
             {},
             "resolution must not be above max_bucket_reso (256): raise max_bucket_reso",
         ),
-        (SUBSET + "prior_loss_weight = 0.5\n", {}, "prior_loss_weight is not a known key"),
+        (
+            SUBSET + "prior_loss_weight = 0.5\n",
+            {},
+            "prior_loss_weight is not set for single data sets: set it in the run's options",
+        ),
+        (
+            SUBSET.replace("image_dir", "train_data_dir"),
+            {},
+            "train_data_dir is not a known key (did you mean image_dir?)",
+        ),
+        (SUBSET + "mask_dir = 'm'\n", {}, "mask_dir is not a known key (did you mean conditioning_data_dir?)"),
+        (
+            SUBSET.replace("64\n", "512\nenable_bucket = true\nface_crop_aug_range = [2.0, 4.0]\n"),
+            {},
+            "subset a: face_crop_aug_range works only without buckets: switch enable_bucket off",
+        ),
+        (
+            SUBSET + "custom_attributes = { diff_output_preservation = 'false' }\n",
+            {},
+            "subset a: custom_attributes: diff_output_preservation must be true or false, got 'false'",
+        ),
         (
             SUBSET + "caption_extension = ''\n",
             {},
@@ -291,3 +311,11 @@ def test_broken_file_is_one_sentence(tmp_path, name, text, words):
 def test_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         dataset.load_datasets(config(dataset_config=str(tmp_path / "none.toml")))
+
+
+def test_a_seed_of_minus_one_for_validation_is_that_of_the_training(tmp_path):
+    """As for `seed`, where it means that no number is given."""
+    for value, expected in ((-1, None), (-2, -2), (5, 5)):
+        text = SUBSET.replace("64\n", f"64\nvalidation_seed = {value}\n")
+        (read,) = dataset.load_datasets(config(dataset_config=written(tmp_path, text)))
+        assert read.validation_seed == config(validation_seed=value).validation.validation_seed == expected

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from library.cli.train_script import read_command_line
+from library.cli.train_script import read_command_line, read_flags
 from library.config import building, dataset
 from library.config.common_names import COMMON_NAMES
+from library.config.dataset import DATASET_KEYS, SUBSET_KEYS
 from library.config.problems import ConfigError
 from library.config.schema import options_of
 from library.config.values import closest
@@ -326,3 +327,19 @@ def test_names_of_other_programs_and_papers_lead_to_the_option():
         having = [known for known in options.values() if option in known]
         assert having and not any(name in known for known in options.values()), name
         assert {closest(name, known) for known in having} == {option}, name
+
+
+def test_keys_of_dataset_files_lead_to_the_file_or_to_the_option_of_another_name():
+    """And not to an option that only looks like them, as keep_tokens does for class_tokens."""
+    options = {option for script in RUNS for option in options_of(config_class(script))}
+    meant = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
+    meant |= {"image_dir": "train_data_dir", "metadata_file": "in_json"}
+    for key in (
+        {**SUBSET_KEYS, **DATASET_KEYS}.keys() - options - {"conditioning_data_dir"}
+    ):  # which has advice of its own
+        expected = (
+            f"is not an option (did you mean {meant[key]}?)" if key in meant else "write it into the dataset_config"
+        )
+        (in_file,) = building.read_layers(config_class("sdxl_train_network"), [building.Layer({key: "x"})]).problems
+        (as_flag,) = read_flags(config_class("sdxl_train_network"), [f"--{key}", "x"])[1]
+        assert all(str(problem).endswith(expected) for problem in (in_file, as_flag)), key

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from library import data
+from library.config.dataset import SubsetConfig
 from library.config.problems import ConfigError
 from library.data import encoding
 from library.data.batch import BatchSample, batch_of, padded
@@ -210,7 +211,7 @@ def test_a_mask_counts_by_the_area_that_it_covers_of_each_latent(tmp_path):
     mask[:8, :2] = 1.0  # a quarter of the first latent's 8 x 8 pixels, none of it at its middle
     mask[8:, 8:] = 0.5
     sample = BatchSample("", [16, 16, 0, 0, 16, 16], 1.0, torch.zeros(4, 2, 2), None, None, mask, [], None)
-    image = SimpleNamespace(path="a.png", subset=SimpleNamespace(custom_attributes=None))
+    image = SimpleNamespace(path="a.png", subset=SubsetConfig())
     assert batch_of([sample], [image]).mask.tolist() == [[[[0.25, 0.0], [0.0, 0.5]]]]
 
 

@@ -185,12 +185,16 @@ def sentences(config):
     return " / ".join(map(str, data.check_data(config, 16).problems))
 
 
-@pytest.mark.parametrize("size", [(65, 131), (1, 1000), (4000, 30)])
-def test_references_of_odd_shapes_are_used_or_named(pairs, size):
+@pytest.mark.parametrize(
+    ("size", "are_cut"),
+    [((65, 131), (True, False, False)), ((1, 1000), (True, False, True)), ((4000, 30), (True, True, True))],
+)
+def test_references_of_odd_shapes_are_used_or_named(pairs, size, are_cut):
     """Scaled to the target little of them may be left, in their own size they may be too thin."""
     make.picture(pairs / "second" / "00.webp", size, seed=1)
     path = str(pairs / "second" / "00.webp")
-    for more, is_cut in (("", True), ("no_resize_control = true", False), ("control_resolution = 64", False)):
+    ways = ("", "no_resize_control = true", "control_resolution = 64")
+    for more, is_cut in zip(ways, are_cut, strict=True):
         check = data.check_data(toml(pairs, more), 16)
         assert (
             any("shown to the model cropped" in str(note) and "00.webp" in str(note) for note in check.warnings)

@@ -333,6 +333,7 @@ def test_a_file_with_damaged_scales_or_in_another_format_gets_one_sentence(demo,
 INTEGERS = {"a.weight": torch.ones(4, 4, dtype=torch.uint8)}
 NO_SCALE = {"a.weight": torch.ones(4, 4, dtype=torch.int8)}
 MISFIT = {"a.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(3)}
+COARSE = {"a.weight": torch.ones(4, 4).to(torch.float8_e5m2)}
 FOUR_BITS = {"a.weight": torch.ones(8, 1), "a.weight.absmax": torch.ones(1)}
 
 
@@ -342,6 +343,8 @@ FOUR_BITS = {"a.weight": torch.ones(8, 1), "a.weight.absmax": torch.ones(1)}
     [
         ("unet", NO_SCALE, "without their scales"),
         ("unet", INTEGERS, "quantised to integers or 4 bits"),
+        ("unet", COARSE, "stored as f8_e5m2, which is too coarse here"),
+        ("vae", COARSE, "stored as f8_e5m2, which is too coarse here"),
         ("text_encoder", MISFIT, "do not fit its weight"),
         ("vae", FOUR_BITS, "quantised to integers or 4 bits"),
     ],
@@ -364,12 +367,14 @@ def test_every_folder_of_a_stable_diffusion_is_looked_at(demo, tmp_path, script,
 
 
 @pytest.mark.parametrize("script", ["sdxl_train_network", "train_network"])
-def test_a_stable_diffusion_in_integers_of_another_kind_gets_one_sentence(demo, beside, script):
+def test_a_stable_diffusion_in_integers_or_bits_of_another_kind_gets_one_sentence(demo, beside, script):
     source, path = beside(script)
     tensors = load_file(source)
     name = next(name for name in tensors if name.endswith("attn1.to_q.weight"))
     config = training.config_of(demo, script, pretrained_model_name_or_path=path)
-    for changed, count in ((name, 1), ("notes", 0)):  # what is no weight may be anything
-        save_file(tensors | {changed: torch.ones(tensors[name].shape, dtype=torch.uint8)}, path)
-        problems = [str(problem) for problem in families.family_for(config).problems()]
-        assert len(problems) == count and all("quantised to integers or 4 bits" in problem for problem in problems)
+    kinds = ((torch.uint8, "quantised to integers or 4 bits"), (torch.float8_e5m2, "f8_e5m2, which is too coarse"))
+    for dtype, words in kinds:
+        for changed, count in ((name, 1), ("notes", 0)):  # what is no weight may be anything
+            save_file(tensors | {changed: torch.ones(tensors[name].shape).to(dtype)}, path)
+            problems = [str(problem) for problem in families.family_for(config).problems()]
+            assert len(problems) == count and all(words in problem for problem in problems)

@@ -147,6 +147,20 @@ def test_block_weights_of_sdxl(sdxl_config):
     )
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("network.lora", "networks.lora"), ("lycoriss.kohya", "lycoris.kohya")])
+def test_a_misspelt_module_gets_a_proposal(sdxl_config, typed, meant):
+    (said,) = wrong(sdxl_config(network_module=typed))
+    assert str(said) == f"network_module {typed} is not known (did you mean {meant}?)"
+
+
+@pytest.mark.parametrize("text", [*languages.SHAPES, "cosine+.25", "1,1,1", "x"])
+def test_the_one_middle_block_of_sd15_takes_a_single_number(text):
+    """Shapes spread over several blocks, and would divide by zero."""
+    with pytest.raises(ConfigError, match="must be one number, got"):
+        languages.block_factors(text, 1)
+    assert languages.block_factors("0.5", 1) == [0.5] and languages.block_factors("", 1) == [1.0]
+
+
 def test_patterns_may_hold_commas_and_equal_signs():
     patterns = languages.patterns(r"a{1,2}=4, (?=x)single=8", int)
     assert patterns == (("a{1,2}", 4), ("(?=x)single", 8))

@@ -92,6 +92,8 @@ def test_all_that_is_wrong_is_reported_at_once(monkeypatch):
     [
         ({"optimizer_args": ["weight_dekay=0.1"]}, "AdamW has no argument weight_dekay (did you mean weight_decay?)"),
         ({"optimizer_type": "Adamw2"}, "torch.optim has no Adamw2 (did you mean AdamW"),
+        ({"optimizer_type": "AdamW8bits"}, "torch.optim has no AdamW8bits (did you mean AdamW8bit?)"),
+        ({"optimizer_type": "Adafactr"}, "torch.optim has no Adafactr (did you mean Adafactor?)"),
         ({"optimizer_type": "nowhere.Best"}, "names the package nowhere, which is not installed here"),
         ({"optimizer_type": "AdamW8bit"}, "pip install bitsandbytes"),
         ({"lr_scheduler": "cosine", "lr_scheduler_args": ["power=2"]}, "cosine has no argument power"),

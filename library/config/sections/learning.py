@@ -388,7 +388,7 @@ class Validation:
         min=0.0,
         max=1.0,
     )
-    validation_seed: int | None = opt(None, "Chooses these images and their noise. Keep it to compare runs.")
+    validation_seed: int | None = opt(None, "Chooses these images and their noise. -1: as seed.", parse=seed_or_random)
     validate_every_n_steps: int | None = opt(
         None, "Validate every N steps.", label="Validate every N steps", parse=parse_count
     )

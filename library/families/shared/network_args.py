@@ -271,12 +271,14 @@ def block_factors(text: str, length: int) -> list[float]:
         return [1.0] * length
     name, _, base = text.partition("+")
     try:
-        if name in SHAPES:
+        if name in SHAPES and length > 1:
             return [_shape(name, i / (length - 1)) + float(base or 0) for i in range(length)]
         factors = [float(part) if part.strip() else 0.0 for part in text.split(",")]
     except ValueError:
         factors = []
     if len(factors) != length or any(not math.isfinite(f) or f < 0 for f in factors):
+        if length == 1:
+            raise ConfigError("must be one number, got {text}", text=quoted(text))
         raise ConfigError(
             "needs {length} numbers separated by commas, or one of {shapes}, got {text}",
             length=length,

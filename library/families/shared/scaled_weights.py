@@ -129,11 +129,12 @@ def unreadable_scales(path: Path, entries: Entries) -> Message | None:
 
 def unreadable_weights(path: Path, entries: Entries) -> Message | None:
     """Return why the weights of a file cannot be read, where other tensors may have any dtype: integers without a
-    format that is read, 4 bits, or what `unreadable_scales` returns; None if they can.
+    format that is read, 4 bits, too coarse ones, or what `unreadable_scales` returns; None if they can.
     """
     endings = (".weight", ".absmax", ".quant_map")
     weights = {name: entry for name, entry in entries.items() if name.endswith(endings)}
-    return _in_integers(path, weights, {"U8"}) or unreadable_scales(path, entries)
+    types = {entry["dtype"] for entry in weights.values()}
+    return _in_integers(path, weights, {"U8"}) or unreadable_scales(path, entries) or _too_coarse(path, types)
 
 
 def _marks_of_scales(entries: Entries) -> set[str]:
@@ -256,6 +257,11 @@ def stored_oddly(path: Path, entries: Entries, scaled: bool = False) -> Message 
             "{path} is a scaled fp8 file, which is not read: use the bf16 file, or plain fp8 (e4m3fn) without scales",
             path=path,
         )
+    return _too_coarse(path, types)
+
+
+def _too_coarse(path: Path, types: set[str]) -> Message | None:
+    """Return that weights have one of the 8-bit dtypes that are not read; None if none has."""
     if unsupported := types & {"F8_E5M2", "F8_E5M2FNUZ", "F8_E4M3FNUZ"}:
         return Message(
             "{path} is stored as {kind}, which is too coarse here: use the bf16 file, or fp8 e4m3fn",
