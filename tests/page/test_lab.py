@@ -109,6 +109,7 @@ def test_the_lab_in_a_browser(visit, pretending):
     assert not page.locator(".lab .found").is_visible()
     visitor.click("Check this machine")
     shown("Finished", "This machine can train.")
+    assert not page.locator(".lab .which").is_visible()  # there is nothing to choose yet
     assert page.locator(".lab dd", has_text="<script>").is_visible()
 
     # A bench is watched, survives a reload, and is stopped with what it has.
@@ -121,8 +122,18 @@ def test_the_lab_in_a_browser(visit, pretending):
     visitor.open()
     enter()
     shown("Running", "eager")
+    assert not page.locator(".lab .advice").count()  # what is not measured yet may be faster
     visitor.click("Stop")
     shown("Stopped", "eager")
+    page.locator(".lab .advice").wait_for()
+
+    # Another language, and back.
+    page.get_by_label("Language").select_option("ja")
+    page.locator(".lab .who strong", has_text="速度測定").wait_for()
+    page.locator(".lab .files", has_text="ファイル").wait_for()
+    page.get_by_label("言語").select_option("en")
+    page.locator(".lab .who strong", has_text="Speed test").wait_for()
+    page.locator(".lab .files", has_text="Files:").wait_for()
 
     page.locator("#lab-sizes").fill("abc")
     visitor.click("Measure speed")
