@@ -59,3 +59,16 @@ def test_a_job_from_before_the_page_was_loaded_shows_its_images_as_they_come(tab
     with page.expect_response("**/own/command_list"):
         pass
     assert page.locator("#sampling-sheet").input_value() == old[0]
+
+
+def test_jobs_that_have_ended_do_not_push_their_pictures_down(tab):
+    job = {"state": "finished", "title": "Generate", "about": "", "when": "", "text": "", "log": "/grid.png"}
+    job |= {"problems": [], "warnings": [], "error": "", "done": 0, "total": 2, "bytes": False}
+    jobs = [job | {"id": f"job-{n}"} for n in range(4)]
+    page = tab({"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "command_list": {"jobs": jobs}})
+    cards = page.locator(".sampling .jobs").first
+    cards.locator(".job").first.wait_for()
+    assert [card.is_visible() for card in cards.locator(".job").all()] == [True, False, False, False]
+    assert not cards.locator("pre").first.is_visible()
+    cards.get_by_text("Earlier", exact=True).click()
+    assert cards.locator(".job").nth(3).is_visible()
