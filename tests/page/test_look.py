@@ -134,6 +134,13 @@ def test_axe_finds_nothing_in_any_room(visit, tmp_path, mode, with_run):
         if with_run and address not in ("data", "runs"):
             page.locator(".live .sample").first.wait_for()
         assert page.evaluate(VIOLATIONS) == [], address
+    page.evaluate("location.hash = 'train/lora'")
+    page.get_by_role("button", name="Presets", exact=True).locator("visible=true").click()
+    presets = page.get_by_role("dialog", name="Presets")
+    presets.get_by_role("heading", name="Presets").wait_for()
+    assert page.evaluate(VIOLATIONS) == []
+    presets.get_by_role("button", name="Close").click()
+    presets.wait_for(state="hidden")
 
 
 # What a finger can press that is lower than 40 px. A checkbox is as high as its label.
