@@ -143,6 +143,17 @@ def test_axe_finds_nothing_in_any_room(visit, tmp_path, mode, with_run):
     presets.wait_for(state="hidden")
 
 
+def test_a_long_name_does_not_squeeze_the_state_beside_it(visit, tmp_path):
+    recorded(tmp_path, "a-long-name-of-a-training-run", 1e-4)
+    page = visit(locale="zh", has_touch=True).page
+    page.set_viewport_size({"width": 390, "height": 844})
+    state = page.locator(".live .state", has_text="已完成")
+    state.wait_for()
+    assert state.bounding_box()["height"] < 32
+    page.touchscreen.tap(150, page.locator(".live").bounding_box()["y"] + 20)  # the line opens where it is touched
+    page.locator(".live .acts button").first.wait_for()
+
+
 # What a finger can press that is lower than 40 px. A checkbox is as high as its label.
 LOW = """() => [...document.querySelectorAll("button, a[href], input, select, textarea, summary")]
   .filter((e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true, contentVisibilityAuto: true })
