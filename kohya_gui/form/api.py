@@ -292,11 +292,13 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
             f"<b>{escape(str(preset.title))}</b>{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
             for preset in members
         )
-        groups += f'<section data-family="{family}"><h4>{escape(families[family])}</h4>{buttons}</section>'
+        groups += f'<section data-family="{family}"><h3>{escape(families[family])}</h3>{buttons}</section>'
     sheet = f"{tab}-presets"
     return (
         f'<button type="button" class="opens" popovertarget="{sheet}">Presets</button>'
-        f'<div id="{sheet}" class="sheet" popover data-tab="{tab}" role="dialog" aria-label="Presets">{groups}</div>'
+        f'<div id="{sheet}" class="sheet" popover data-tab="{tab}" role="dialog" aria-label="Presets">'
+        f'<header><h2>Presets</h2><button type="button" class="close" popovertarget="{sheet}" '
+        f'popovertargetaction="hide" aria-label="Close">✕</button></header>{groups}</div>'
     )
 
 

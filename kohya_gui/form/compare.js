@@ -70,14 +70,24 @@ export async function compare(tab) {
   }
 }
 
+const WORDS = new Set(["On", "Off", "not set"]); // of compare.py; other values stay as they are in every language
+
+/**
+ * The cell of a setting's value.
+ * @param {string} value
+ * @param {string} [kind]
+ */
+export const valueCell = (value, kind = "") =>
+  make("td", { className: WORDS.has(value) ? `word ${kind}` : kind }, value);
+
 /** @param {Comparison} comparison */
 export function table({ first, second, rows }) {
   if (!rows.length) return make("p", {}, "No option differs.");
   const head = make("tr", {}, ["Option", first, second].map((text) => make("th", {}, text)));
   const body = rows.map(([name, label, firstValue, secondValue]) =>
     make("tr", {},
-      make("td", {}, make("b", {}, label), " ", make("code", {}, name)),
-      make("td", {}, firstValue),
-      make("td", {}, secondValue)));
+      make("td", { className: "word" }, make("b", {}, label), " ", make("code", {}, name)),
+      valueCell(firstValue),
+      valueCell(secondValue)));
   return make("table", {}, make("thead", {}, head), make("tbody", {}, body));
 }

@@ -72,7 +72,7 @@ def datasets_section(configs: Mapping[str, type]) -> str:
     settings = "".join(_folder_field_html(name) for name in dataset_file.OF_DATASET)
     endings = ",".join(("image/jpeg", "image/png", "image/webp", ".bmp", ".avif", ".txt", ".caption"))
     return (
-        f'<div class="card datasets" data-options="{" ".join(watched)}"><div class="head"><h2>Image folders</h2>'
+        f'<div class="card datasets" data-options="{" ".join(watched)}"><div class="head"><h2>All image folders</h2>'
         '<p class="sum" role="status"></p></div><div class="groups"></div>'
         '<template class="group"><div class="group"><details class="of-set"><summary><b></b> <span></span></summary>'
         f'<div class="grid">{settings}</div></details><ol></ol></div></template>'

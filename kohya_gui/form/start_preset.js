@@ -15,7 +15,8 @@ onSettled((where) => {
   line.dataset.shown = shown;
   // Of dozens of presets, show those of the chosen family.
   const sheet = find(around(where, ".training"), ".sheet");
-  all(sheet, "section").filter((group) => group.dataset.family === name).forEach((group) => sheet.prepend(group));
+  all(sheet, "section").filter((group) => group.dataset.family === name)
+    .forEach((group) => find(sheet, "header").after(group));
   const alternatives = [best, defaults].filter((other) => other && other.id !== start.id);
   line.replaceChildren(
     make("span", {}, "Starting point:"),

@@ -9,11 +9,11 @@ from kohya_gui.server.vendored import VENDOR_FOLDER
 PAGE_FOLDER = Path(__file__).parents[1]
 
 
-# All style sheets; page.css first, as those of single tabs build on it. In the head instead of Gradio's css=, which
-# rewrites selectors and sends each rule twice.
+# All style sheets: page.css first, as those of single tabs build on it, and touch.css last, as it enlarges what they
+# have. In the head instead of Gradio's css=, which rewrites selectors and sends each rule twice.
 SHEETS = sorted(
     (file for file in PAGE_FOLDER.rglob("*.css") if VENDOR_FOLDER not in file.parents),
-    key=lambda file: (file.stem not in ("page", "frame"), file),
+    key=lambda file: (file.stem not in ("page", "frame"), file.stem == "touch", file),
 )
 THEME_HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 

@@ -10,6 +10,8 @@ import { form, sentenceOf } from "./sentences.js";
  */
 
 const FLAG = "--"; // the `place` of an option on a command line
+const EDGE = "\uE000"; // around an argument, until the spaces beside it are settled
+const WIDE = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}ー、。：；（）「」]/u; // signs that no space sets apart
 const KEYS = new Set(["key", "keys"]); // arguments that are names in a file, which no language has other words for
 
 /**
@@ -53,6 +55,18 @@ function lineOf(template, { words, language }) {
 }
 
 /**
+ * A sentence without the marks of its arguments, and without the spaces that set off Latin ones where one is not Latin.
+ * @param {string} marked
+ */
+function settled(marked) {
+  const spaced = marked.replace(/ (?=\uE000)|(?<=\uE000) /g, (space, /** @type {number} */ at) => {
+    const [before, after] = [marked.slice(0, at), marked.slice(at + 1)].map((part) => part.replaceAll(EDGE, ""));
+    return WIDE.test(before.slice(-1)) && WIDE.test(after.charAt(0)) ? "" : space;
+  });
+  return spaced.replaceAll(EDGE, "");
+}
+
+/**
  * Render a sentence with its arguments, and with the option that a problem starts with. Options get their labels.
  * @param {Sentence} sentence
  * @param {Catalogue} catalogue
@@ -65,13 +79,15 @@ export function render(sentence, catalogue, near) {
   if (isOption) return labelOf(text, near, label);
   const localTemplate = lineOf(template, catalogue);
   const worded = option ? withWord(option, localTemplate ?? template, near, label) : localTemplate ?? template;
-  const filled = labelled(worded, near, label).replace(/\{(\w+)\}/g, (as, name) => {
+  const argument = (/** @type {string} */ as, /** @type {string} */ name) => {
     const value = values[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
     if (KEYS.has(name)) return value;
     if (name === "value" && typeof values.option === "object") return wordOf(values.option.text, value, near, label);
     return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
-  });
+  };
+  const filled = settled(
+    labelled(worded, near, label).replace(/\{(\w+)\}/g, (as, name) => EDGE + argument(as, name) + EDGE));
   const name = option && nameOf(option, place, catalogue, near);
   if (localTemplate === null || catalogue.language === "en")
     return near.used.length > before ? inEnglishForm({ text, template, place }, name, filled) : text;

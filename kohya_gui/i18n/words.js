@@ -10,7 +10,7 @@ import { remember, sentenceOf } from "./sentences.js";
 const LANGUAGES = { en: "English", zh: "中文", ja: "日本語" };
 // Code, and names of the user's folders, files and trainings, which may match entries of a catalogue.
 const SKIPPED =
-  "code, pre, style, script, textarea, .differences td, .who b, .about > b, .name, .preview small, " +
+  "code, pre, style, script, textarea, .differences td:not(.word), .who b, .about > b, .name, .preview small, " +
   ".picker li > span, span.own";
 /** @type {Record<string, string>} titles of tabs that mean something else than the same word on a button */
 const TAB_TITLES = { Train: "Train (room)" };

@@ -1,7 +1,7 @@
 // The Lab: starts measurements and shows their results.
 import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
-import { progressOf } from "../i18n/sentences.js";
+import { progressOf, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, find, finder, make, makeBar, makeButton, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
@@ -138,7 +138,7 @@ function head(job) {
   };
   const line = make("div", { className: "who" },
     make("span", { className: "state" }, translated(job.state)),
-    make("b", {}, translated(job.title)),
+    make("strong", {}, translated(job.title)), // <b> is a name, which is not translated
     make("small", {}, job.took),
     job.busy && makeButton(translated("Stop"), stop, { className: "stop" }));
   /** @type {HTMLElement[]} */
@@ -248,7 +248,7 @@ function profile(body, job) {
   const items = body.verdict.map((finding, i) =>
     make("li", {},
       make("p", {}, finding.text),
-      finding.options && makeButton(`${translated("Apply")}: ${finding.options}`, () => apply(job.id, i))));
+      finding.options && makeButton(say("Apply: {options}", { options: finding.options }), () => apply(job.id, i))));
   const rows = body.kinds.map((kind) => ({
     name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)}%`,
     p90: "", speed: "", memory: "", mfu: "", compiled: "",
@@ -284,7 +284,7 @@ function table(title, columns, rows) {
 }
 
 /** @param {Job} job */
-const files = (job) => make("p", { className: "files" }, `${translated("Files")}: ${job.folder}`);
+const files = (job) => make("p", { className: "files" }, say("Files: {folder}", { folder: job.folder }));
 
 /** @type {Record<string, string>} */
 const MARKS = { ok: "✓", hint: "·", bad: "✗" };

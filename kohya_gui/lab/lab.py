@@ -199,7 +199,10 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
     body = {"bench": bench_bars, "profile": profile_details, "doctor": doctor, "cache": compiled_code}.get(
         str(result.get("kind"))
     )
-    return {**shown, "body": body(result) if body else None, "folder": str(job.folder)}
+    shown_body = body(result) if body else None
+    if shown_body and job.kind == "bench" and job.active:  # what is not measured yet may be faster
+        shown_body |= {"verdict": "", "apply": False}
+    return {**shown, "body": shown_body, "folder": str(job.folder)}
 
 
 def bench_bars(result: JsonMapping) -> JsonObject:

@@ -35,6 +35,7 @@ PARTS = (
     "gallery",  # the samples of a run that has ended, after the files that it saved
     "log",
 )
+HEADING = '<h2 class="unseen">Details of the run</h2>'  # for screen readers, as the parts have headings below it
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
 
@@ -135,7 +136,7 @@ def _markup() -> str:
     # They stay in view while a panel that is taller than the window is scrolled.
     places["head"] = f'<div class="at-hand">{places["head"]}{places.pop("acts")}</div>'
     announced = '<p class="announced" role="status"></p>'
-    return f'<div class="card live">{UNFOLD}{announced}{"".join(places.values())}</div>'
+    return f'<div class="card live">{HEADING}{UNFOLD}{announced}{"".join(places.values())}</div>'
 
 
 def _choose_run(picked: str, runs: list[reader.RecordedRun]) -> reader.RecordedRun | None:

@@ -89,7 +89,8 @@ def _row(number: int, words: str, samples: list[RunSample]) -> str:
 
 def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
     step = sample.step
-    about = Message("Sample of step {step}: {prompt}", step=step, prompt=prompt)
+    template = "Sample of step {step}: {prompt}" if step else "Sample of the base model: {prompt}"
+    about = Message(template, **({"step": step} if step else {}), prompt=prompt)
     title = Message("Step {step}", step=step) if step else Message("Base model")
     large = html.escape(sample_address(sample.run.id, sample.place))
     small = f"{large}?small=true"

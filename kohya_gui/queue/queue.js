@@ -94,7 +94,7 @@ function tell(text, bad = false, offers = []) {
 async function change(path, body = {}, offers = () => []) {
   try {
     const listing = await call(`queue/${path}`, body);
-    tell(translated(listing.said), false, offers(listing));
+    tell(path === "pause" ? "" : translated(listing.said), false, offers(listing)); // the heading says it
     if (place) show(place, listing);
     look(); // for what differs in an entry that was added
   } catch (error) {

@@ -1,4 +1,5 @@
 // The settings in which a run differs from a preset or another run, or several runs from each other.
+import { valueCell } from "../form/compare.js";
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
@@ -56,7 +57,7 @@ export class Differences {
       ...titles.map((title) => make("th", { scope: "col", className: "side-title" }, title)));
     const body = rows.map(([name, label, ...values]) => make("tr", {},
       make("th", { scope: "row", title: name }, label),
-      ...values.map((value) => make("td", { className: value === values[0] ? "" : "other" }, value))));
+      ...values.map((value) => valueCell(value, value === values[0] ? "" : "other"))));
     body.forEach((row, at) => (row.hidden = at >= MAX_ROWS));
     const cut = rows.length - MAX_ROWS, words = say("Show {count} more setting", { count: cut },
       "Show {count} more settings");

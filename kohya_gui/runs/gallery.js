@@ -114,7 +114,9 @@ export class Gallery {
     if (before) return before;
     const cell = make("td");
     if (sample) {
-      const about = say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(row) });
+      const about = step
+        ? say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(row) })
+        : say("Sample of the base model: {prompt}", { prompt: this.promptOf(row) });
       const picture = make("img", {
         src: this.picture(row, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
       });

@@ -1,5 +1,5 @@
 // The page of one run, or of several whose charts lie over each other.
-import { count } from "../i18n/sentences.js";
+import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
 import { address, ask, messageOf } from "../server/http.js";
@@ -102,7 +102,7 @@ export class RunPage {
     answers.forEach((answer, at) => {
       const shown = nameAmong(this.runs[at], this.runs, (id) => names.get(id) ?? id);
       const name = make("span", { className: "own" }, shown);
-      this.galleries[at].element.setAttribute("aria-label", `${translated("Samples")} ${shown}`);
+      this.galleries[at].element.setAttribute("aria-label", say("Samples of {name}", { name: shown }));
       this.galleries[at].title.replaceChildren(translated("Samples"), " · ", name);
       void this.galleries[at].update(answer.sample);
     });

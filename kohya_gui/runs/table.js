@@ -167,7 +167,7 @@ function newRow(row) {
   const cells = COLUMNS.map((column) => make(column.key === "name" ? "th" : "td",
     { "data-column": column.key, "data-title": translated(column.title), className: column.isNumber ? "number" : "",
       ...(column.key === "name" ? { scope: "row" } : {}) }));
-  const tr = make("tr", { "data-run": row.id }, make("td", { className: "choose" }, box), ...cells);
+  const tr = make("tr", { "data-run": row.id }, make("td", { className: "choose" }, make("label", {}, box)), ...cells);
   tr.addEventListener("click", ({ target }) => {
     // Anywhere in a row but on its controls, and unless a text is being marked.
     if (target instanceof Element && !target.closest("a, input, button, .choose") && !String(getSelection()))
@@ -189,7 +189,7 @@ function fillHead() {
   const heads = COLUMNS.map(({ key, title, isNumber }) =>
     make("th", { scope: "col", "data-column": key, className: isNumber ? "number" : "" },
       makeButton(translated(title), () => sortBy(key))));
-  find(list, "thead tr").replaceChildren(make("td", { className: "choose" }, every), ...heads);
+  find(list, "thead tr").replaceChildren(make("td", { className: "choose" }, make("label", {}, every)), ...heads);
 }
 
 /** @param {string} key */

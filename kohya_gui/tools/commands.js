@@ -59,9 +59,9 @@ export function grow(list) {
 
 /**
  * @param {Job} job
- * @param {number} at its index in the list, the newest first
+ * @param {boolean} open whether its output is shown at once
  */
-function card(job, at) {
+function card(job, open) {
   const shown = job.bytes ? sizeOf : String;
   const lines = job.log
     .trim()
@@ -88,10 +88,30 @@ function card(job, at) {
     ...job.problems.map((text) => make("p", { className: "cause" }, text)),
     ...job.warnings.map((text) => make("p", { className: "quiet" }, text)),
     lines.some((line) => !line.startsWith("error:"))
-      ? make("details", { open: at === 0 && !busy(job) },
+      ? make("details", { open: open && !busy(job) },
           make("summary", {}, "Output"),
           make("pre", {}, lines.join("\n")))
       : null);
+}
+
+/**
+ * Whether the pictures that processes make are shown below their list, which may then not push them down.
+ * @param {HTMLElement} where
+ */
+const isAbove = (where) => where.matches(".sampling *");
+
+/**
+ * Show the cards of processes; above pictures, those that have ended before the newest one in a fold.
+ * @param {HTMLElement} where
+ * @param {Job[]} jobs
+ * @param {HTMLElement[]} cards
+ */
+function show(where, jobs, cards) {
+  const isEarlier = (/** @type {number} */ at) => isAbove(where) && at > 0 && !busy(jobs[at]);
+  const earlier = cards.filter((_, at) => isEarlier(at)), newest = cards.filter((_, at) => !isEarlier(at));
+  const open = where.querySelector(":scope > .earlier[open]") !== null;
+  const fold = make("details", { className: "earlier", open }, make("summary", {}, "Earlier"), ...earlier);
+  where.replaceChildren(...newest, ...(earlier.length ? [fold] : []));
 }
 
 /**
@@ -119,10 +139,12 @@ export function watcher(where, command, ended, changed = () => {}) {
         continue;
       }
       if (ownTurn !== turn) return;
-      const open = new Set(all(where, "details[open]").map((fold) => around(fold, "[data-job]").dataset.job));
+      const opened = all(where, "[data-job] details[open]");
+      const open = new Set(opened.map((fold) => around(fold, "[data-job]").dataset.job));
       const shownBefore = new Set(all(where, "[data-job]").map(({ dataset }) => `${dataset.job}${dataset.state}`));
-      where.replaceChildren(...jobs.map((job, at) => {
-        const element = card(job, at), fold = element.querySelector("details");
+      show(where, jobs, jobs.map((job, at) => {
+        const element = card(job, at === 0 && !(isAbove(where) && job.state === "finished"));
+        const fold = element.querySelector("details");
         if (fold && shownBefore.has(job.id + job.state)) fold.open = open.has(job.id);
         return element;
       }));

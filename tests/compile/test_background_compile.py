@@ -286,7 +286,7 @@ def test_graphs_that_the_cache_has_are_loaded_before_the_first_step(monkeypatch)
     monkeypatch.setattr(BackgroundCompiler, "_start_processes", lambda *_: run._plan.on(PlanEvent.START_PROCESS))
     monkeypatch.setattr(background_compile, "fingerprint_settings", lambda *_: "settings")
     known: set[str] = set()
-    monkeypatch.setattr(background_compile.warm_cache, "is_warm", lambda name: name in known)
+    monkeypatch.setattr(background_compile.cache, "is_warm", lambda name: name in known)
     cases = [({}, PlanState.BESIDE), ({"compile_dynamic": "false"}, PlanState.BESIDE)]
     for values, cold in cases:
         for known_now, state in ((set(), cold), ({"settings"}, PlanState.COMPILING if not values else cold)):
@@ -305,7 +305,7 @@ def test_a_run_that_has_loaded_all_remembers_that_the_cache_has_them(monkeypatch
     run, remembered = beside(compiler(), [BlockCall("", "Linear", None, "", True)] * 2), []
     run._name, run._step_seconds, Ready.made.ready = "settings", 0.1, [1, 0]
     monkeypatch.setattr(background_graphs.block_calls, "repeat", lambda *_: None)
-    monkeypatch.setattr(background_compile.warm_cache, "note_warm", remembered.append)
+    monkeypatch.setattr(background_compile.cache, "note_warm", remembered.append)
     run.load_next_graph(passes_of(torch.device("cpu")))
     assert not remembered
     run.load_next_graph(passes_of(torch.device("cpu")))

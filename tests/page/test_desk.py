@@ -149,7 +149,7 @@ def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     sentence = compile_summary.compiling_sentence(chosen).replace("bf16, ", "").partition(", compiled")[0]
     visitor.until(sentence)  # without a GPU nothing is compiled, or computed in bf16
     assert page.locator("#lora-flux-clip_l").is_visible()
-    assert page.locator("#lora-presets h4").first.text_content() == "FLUX.1"  # the chosen family's come first
+    assert page.locator("#lora-presets h3").first.text_content() == "FLUX.1"  # the chosen family's come first
     assert page.locator("#lora-network_dim").input_value() == rank
     assert page.locator("#lora-output_dir").input_value() == "/results"
     assert page.locator(".start:visible b").inner_text() == str(chosen.title)

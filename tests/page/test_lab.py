@@ -150,3 +150,23 @@ def test_the_lab_in_a_browser(visit, pretending):
     visitor.click("Delete compiled code")
     shown("Finished", "0.50 GB removed")
     assert page.evaluate("document.documentElement.scrollWidth") == 1440
+
+
+@pytest.mark.browser
+def test_a_measurement_at_work_has_no_verdict_yet_and_follows_the_language(visit, pretending):
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Lab")
+    page.locator("#lab-sizes").fill("128")
+    visitor.click("Measure speed")
+    page.locator(".lab .body", has_text="eager").wait_for()
+    assert not page.locator(".lab .which").is_visible()  # there is nothing else to choose
+    assert not page.locator(".lab .advice").count()  # what is not measured yet may be faster
+    page.get_by_label("Language").select_option("ja")
+    page.locator(".lab .who strong", has_text="速度測定").wait_for()
+    page.locator(".lab .files", has_text="ファイル：").wait_for()
+    page.get_by_label("言語").select_option("en")
+    page.locator(".lab .who strong", has_text="Speed test").wait_for()
+    page.locator(".lab .files", has_text="Files: ").wait_for()
+    visitor.click("Stop")
+    page.locator(".lab .advice").wait_for()

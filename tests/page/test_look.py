@@ -5,6 +5,7 @@ from PIL import Image
 
 from tests import source
 from tests.page.test_addresses import ROOMS, seen
+from tests.page.test_runs_room import recorded
 
 pytestmark = pytest.mark.browser
 
@@ -119,12 +120,59 @@ def test_the_keyboard_skips_the_header_and_walks_both_rows(visit):
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_axe_finds_nothing_in_any_room(visit, mode):
+@pytest.mark.parametrize("with_run", [False, True])
+def test_axe_finds_nothing_in_any_room(visit, tmp_path, mode, with_run):
     if not AXE.is_file():
         pytest.skip("axe-core is not installed: ./setup.sh test installs it")
+    if with_run:
+        recorded(tmp_path, "one", 1e-4)  # it has samples of the base model, too
     page = visit(color_scheme=mode, bypass_csp=True).page
     page.evaluate(AXE.read_text(encoding="utf-8"))
     for address in ("train/lora", "data", "runs", "try", "tools", "lab"):
         page.evaluate("address => { location.hash = address; }", address)
         seen(page, ROOMS[address])
+        if with_run and address not in ("data", "runs"):
+            page.locator(".live .sample").first.wait_for()
         assert page.evaluate(VIOLATIONS) == [], address
+    page.evaluate("location.hash = 'train/lora'")
+    page.get_by_role("button", name="Presets", exact=True).locator("visible=true").click()
+    presets = page.get_by_role("dialog", name="Presets")
+    presets.get_by_role("heading", name="Presets").wait_for()
+    assert page.evaluate(VIOLATIONS) == []
+    presets.get_by_role("button", name="Close").click()
+    presets.wait_for(state="hidden")
+
+
+def test_a_long_name_does_not_squeeze_the_state_beside_it(visit, tmp_path):
+    recorded(tmp_path, "a-long-name-of-a-training-run", 1e-4)
+    page = visit(locale="zh", has_touch=True).page
+    page.set_viewport_size({"width": 390, "height": 844})
+    state = page.locator(".live .state", has_text="已完成")
+    state.wait_for()
+    assert state.bounding_box()["height"] < 32
+    page.touchscreen.tap(150, page.locator(".live").bounding_box()["y"] + 20)  # the line opens where it is touched
+    page.locator(".live .acts button").first.wait_for()
+
+
+# What a finger can press that is lower than 40 px. A checkbox is as high as its label.
+LOW = """() => [...document.querySelectorAll("button, a[href], input, select, textarea, summary")]
+  .filter((e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true, contentVisibilityAuto: true })
+    && !e.matches(".skip, .family input"))
+  .map((e) => [e, (/checkbox|radio/.test(e.type) && e.closest("label")) || e])
+  .filter(([, { offsetHeight }]) => offsetHeight > 0 && offsetHeight < 40)
+  .map(([e]) => e.ariaLabel || e.textContent || e.id)"""
+OVERFLOWING = """() => [...document.querySelectorAll(".bar > .row > button")]
+  .filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth).map((e) => e.textContent)"""
+
+
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_on_a_phone_all_that_is_pressed_is_large_enough_for_a_finger(visit, language):
+    visitor = visit(locale=language, has_touch=True)
+    page = visitor.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    for address in ("data", "runs", "try", "tools", "lab", "train/lora"):
+        page.evaluate("address => { location.hash = address; }", address)
+        seen(page, ROOMS[address])
+        visitor.has_none(LOW)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    visitor.has_none(OVERFLOWING)

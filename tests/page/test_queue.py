@@ -61,3 +61,14 @@ def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp
     page.request.post(f"{visitor.address}api/v1/queue/resume", data={})
     visitor.until("Running now: one", ".live .next")
     assert visitor.state("stopped")
+
+
+def test_a_pause_is_said_once(visit, tmp_path):
+    put(tmp_path / "out", "zero")
+    visitor = queue_tab(visit())
+    visitor.click("Pause")
+    visitor.until("Paused: no new training starts.", ".queue .how")
+    assert visitor.page.locator(".queue").inner_text().count("no new training starts") == 1
+    visitor.page.set_viewport_size({"width": 390, "height": 844})
+    state, name = (visitor.page.locator(f".queue .entry {part}").bounding_box() for part in (".state", "b"))
+    assert name["y"] >= state["y"] + state["height"]  # the name has all of a phone's width

@@ -249,6 +249,17 @@ def test_buttons_say_how_many_more_they_show(visit, tmp_path):
     page.locator(".run-samples thead th").nth(26).wait_for()
 
 
+@pytest.mark.browser
+def test_settings_that_are_words_are_in_the_users_language_and_own_values_are_not(visit, tmp_path):
+    run = recorded(tmp_path, "Memory", 1e-4).name  # a name that a catalogue translates elsewhere
+    page = visit(locale="ja").page
+    page.evaluate("run => { location.hash = `#runs/${run}`; }", run)
+    settings = page.locator(".run-settings .differences")
+    settings.locator("td", has_text="オン").first.wait_for(state="attached")
+    values = settings.locator("td").all_text_contents()
+    assert "Memory" in values and not {"On", "Off", "not set"} & {*values}
+
+
 def test_a_resumed_run_shows_the_samples_that_it_goes_on_from(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     first = recorded(tmp_path, "first", 1e-4, started=time.time() - 900)
@@ -284,7 +295,7 @@ def test_a_prompt_that_a_resume_has_changed_is_not_mixed_with_the_one_before(tmp
     parts = {name: part.render() for name, part in monitor.panel_parts(second.name).items()}
     rows = parts["gallery"].split('<div class="strip"')[1:]
     assert [row.count('class="sample"') for row in rows] == [3, 1, 2]  # the cat, the first dog, and the red one
-    assert "a red dog" not in rows[1].split("<p ")[0] and "sample of step 0" not in rows[2].casefold()
+    assert "a red dog" not in rows[1].split("<p ")[0] and "of the base model" not in rows[2]
     sheet = Image.open(io.BytesIO(samples.show_learned({"run": second.name}).body)).convert("RGB")
     colours = {colour for _, colour in sheet.getcolors(1 << 20)}
     assert {(0, 80, 0), (120, 80, 40), (240, 80, 40)} <= colours and (0, 80, 40) not in colours

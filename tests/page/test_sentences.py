@@ -9,7 +9,7 @@ import pytest
 
 from kohya_gui.i18n import texts
 from library import importers
-from library.config.problems import Message
+from library.config.problems import Message, counted
 from library.runs import layout
 from tests import source
 from tests.config.arriving import CONFIGS, SDXL_LORA
@@ -86,3 +86,12 @@ def test_the_keys_of_an_imported_file_stay_as_they_are_written_there(language, t
     assert len(lines) == 2 and all(text.startswith("samples") for text in rendered(lines, language, tmp_path))
     notes = [Message("{key}: {text}", key=word, text=Message("as it stands")) for word in words]
     assert all(text.startswith(word) for word, text in zip(words, rendered(notes, language, tmp_path), strict=True))
+
+
+def test_only_latin_arguments_stand_between_spaces(tmp_path):
+    template = "The queue is paused. {trainings} left."
+    left = [Message(template, trainings=counted(3, "training")), Message(template, trainings="LoRA 猫")]
+    assert rendered(left, "ja", tmp_path) == [
+        "キューは一時停止中です。残り学習 3 件。",
+        "キューは一時停止中です。残り LoRA 猫。",
+    ]

@@ -100,3 +100,16 @@ def test_prompts_are_there_again_with_their_model_when_the_page_is(tab):
     page.evaluate("localStorage.setItem('sampling-written', '[null]')")  # of something else
     reload()
     expect("", "")
+
+
+def test_jobs_that_have_ended_do_not_push_their_pictures_down(tab):
+    job = {"state": "finished", "title": "Generate", "about": "", "when": "", "text": "", "log": "/grid.png"}
+    job |= {"problems": [], "warnings": [], "error": "", "done": 0, "total": 2, "bytes": False}
+    jobs = [job | {"id": f"job-{n}"} for n in range(4)]
+    page = tab({"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "command_list": {"jobs": jobs}})
+    cards = page.locator(".sampling .jobs").first
+    cards.locator(".job").first.wait_for()
+    assert [card.is_visible() for card in cards.locator(".job").all()] == [True, False, False, False]
+    assert not cards.locator("pre").first.is_visible()
+    cards.get_by_text("Earlier", exact=True).click()
+    assert cards.locator(".job").nth(3).is_visible()

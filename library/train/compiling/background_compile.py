@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from library import families
-from library.compiler import block_calls, blocks, cache, cudagraph, gpu_memory, warm_cache
+from library.compiler import block_calls, blocks, cache, cudagraph, gpu_memory
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.payoff import CACHED_SHARE, COMPILING, LOADING, SAVED_SHARE, SAVED_SHARE_8_BIT, SWITCHING, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
@@ -45,7 +45,7 @@ class BackgroundCompiler:
         self._plan, self._clock, self._choices = plan, clock, choices
         self._calls: list[BlockCall] = []
         self._step_seconds, self._sizes = 0.0, 1
-        self._name = ""  # of the settings, see `warm_cache`
+        self._name = ""  # of the settings, see `cache.is_warm`
         self._graphs: BackgroundGraphs | None = None  # that are compiled beside the steps
         self._begun = 0  # steps done when the run began
 
@@ -116,7 +116,7 @@ class BackgroundCompiler:
         if self._forced or self._config.compile.dynamic is False:  # graphs of single sizes may be missing
             return False
         self._name = fingerprint_settings(self._config, self._world)
-        return warm_cache.is_warm(self._name)
+        return cache.is_warm(self._name)
 
     def _stays_eager_as_before(self) -> bool:
         """Keep blocks eager if they are in the run that is continued; return whether they are."""
@@ -332,7 +332,7 @@ class BackgroundCompiler:
         pauses = self._graphs.pauses
         self.stop()
         if self._name:
-            warm_cache.note_warm(self._name)
+            cache.note_warm(self._name)
         payoff = self._payoff()
         if payoff.pays or self._forced:
             self._take_over(passes, pauses)
