@@ -14,7 +14,7 @@ from library.compiler import block_calls, blocks, cache, cudagraph, gpu_memory
 from library.compiler.block_calls import BlockCall, NotDescribed
 from library.compiler.payoff import CACHED_SHARE, COMPILING, LOADING, SAVED_SHARE, SAVED_SHARE_8_BIT, SWITCHING, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
-from library.config.problems import MessageLike, counted, ngettext
+from library.config.problems import MessageLike, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Kind
 from library.distributed.world import World
@@ -295,10 +295,9 @@ class BackgroundCompiler:
         self._plan.on(PlanEvent.START_PROCESS)
         if passes.recorder:
             passes.recorder.free_others = self.make_room
-        compilers = ngettext("{count} process compiles", "{count} processes compile", len(processes))
         self._journal.say(
             f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
-            f"each; beside them {compilers} {counted(len(self._calls), 'graph')} of blocks"
+            f"each; beside them {counted(len(self._calls), 'graph')} of blocks will be compiled, {len(processes)} at a time"
         )
 
     # ---- between steps
