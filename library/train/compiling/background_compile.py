@@ -297,7 +297,8 @@ class BackgroundCompiler:
             passes.recorder.free_others = self.make_room
         self._journal.say(
             f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
-            f"each; beside them {counted(len(self._calls), 'graph')} of blocks will be compiled, {len(processes)} at a time"
+            f"each; beside them {counted(len(self._calls), 'graph')} of blocks will be compiled, "
+            f"{len(processes)} at a time"
         )
 
     # ---- between steps
