@@ -54,6 +54,10 @@ class Ready:
     def start(self, job):
         self.job, self.ready = job, [*range(len(job["calls"]))]
 
+    @property
+    def ended(self):
+        return not self.running
+
     def keep_one(self):
         return False
 

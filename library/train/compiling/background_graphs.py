@@ -34,9 +34,9 @@ class BackgroundGraphs:
     @property
     def why_ended(self) -> str:
         """Why no further graph will come although some are missing, "" if that is not so."""
-        if self.processes.running or len(self.processes.ready) > len(self.pauses):
+        if not self.processes.ended or self.all_loaded or len(self.processes.ready) > len(self.pauses):
             return ""
-        return next(iter(self.processes.failures), "")
+        return next(iter(self.processes.failures), "no process is left that could compile them")
 
     @property
     def all_loaded(self) -> bool:

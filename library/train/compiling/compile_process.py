@@ -211,6 +211,11 @@ class CompileProcesses:
         """Why processes have ended without compiling what they took."""
         return [process.failure for process in self._processes if process.failure]
 
+    @property
+    def ended(self) -> bool:
+        """Whether all have ended, and `ready` and `failures` are complete."""
+        return self.wait(0)
+
     def wait(self, seconds: float) -> bool:
         """Wait until all have ended, `seconds` at most for each; return whether they have."""
         return all([process.wait(seconds) for process in self._processes])

@@ -159,7 +159,7 @@ class ParallelCompiler:
         others, own, loaded = self._others, 0, 0
         last = time.monotonic()  # when a graph was ready
         while True:
-            ended = others.wait(0)  # before the graphs that are ready are counted
+            ended = others.ended  # before the graphs that are ready are counted
             if loaded < len(others.ready):
                 number, loaded = others.ready[loaded], loaded + 1
             elif (ended or len(others.waiting) > len(others)) and (number := others.take_last()) is not None:
