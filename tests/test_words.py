@@ -62,6 +62,11 @@ INSTEAD = {
     r"\} %(?! \()": "no blank before a percent sign",
     r"\benlarged (\{|more than|to more than|over)": "upscaled",
     r"ways? of (training|doing) it|the usual ways|every way\b": "settings",
+    r"(?<![{\w/-])(?<!dataset\s)(?<!a\s)(?<!=\")pictures?\b(?!\.svg|[}:=(]|\s[\d{])": "image, sample image",
+    r"(?<!\()(?<!the\s)\bRAM\b": "CPU memory",
+    r"(?<!there\s)\bis no (?!longer)": "is not a",
+    r"\b(out|in)side of\b": "outside, inside",
+    r"\bstands in\b|\blies? (beside|directly)\b": "is in, is beside",
 }
 
 

@@ -81,7 +81,9 @@ def files_of_title(name: str) -> list[str]:
     if name.count("/") < 2:
         titles = ", ".join(model.title for facts in families.all_families() for model in facts.hub_models)
         raise ConfigError(
-            "{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name, titles=titles
+            "{name} is not a known model: write owner/name/file.safetensors, or one of {titles}",
+            name=name,
+            titles=titles,
         )
     return [name]
 

@@ -155,7 +155,7 @@ def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
         builder.set_by("network_args", text, {"network_args": arguments})
     elif module == "networks.lora_krea2":
         arguments = [*_network_args_list(builder), *ALL_LAYERS_OF_KREA_2]
-        text = Message("{trainer} trains the layers outside of blocks as well", trainer=TRAINER)
+        text = Message("{trainer} trains the layers outside the blocks as well", trainer=TRAINER)
         builder.set_by("network_args", text, {"network_args": arguments})
 
 

@@ -169,11 +169,13 @@ def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | N
         if not isinstance(entry, Mapping)
     ]
     if notes is not None and invalid:
-        template = "{key}: entries are left out that are no tables of names and values: {entries}"
+        template = "{key}: entries that are not tables of names and values are left out: {entries}"
         more = [Message("...")] if len(invalid) > MAX_NAMED else []
         notes.append(Message(template, key=key, entries=join_messages([*invalid[:MAX_NAMED], *more])))
     elif notes is not None and not isinstance(value, list) and not is_empty(value):
-        notes.append(Message("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
+        notes.append(
+            Message("{key} is left out: it is not a list of tables, but {value}", key=key, value=quoted(value))
+        )
     return [table for table in listed if isinstance(table, Mapping)]
 
 
@@ -188,7 +190,7 @@ def texts_of_list(value: JsonValue, key: str, notes: list[MessageLike]) -> list[
     if invalid:
         notes.append(
             Message(
-                "{key}: entries are left out that are no texts: {entries}",
+                "{key}: entries that are not texts are left out: {entries}",
                 key=key,
                 entries=join_messages(invalid[:MAX_NAMED]),
             )
@@ -202,7 +204,7 @@ def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[Messa
     if isinstance(inner, Mapping):
         return inner
     if not is_empty(inner):
-        template = "{place}: {key} is left out: it is no table of names and values, but {value}"
+        template = "{place}: {key} is left out: it is not a table of names and values, but {value}"
         notes.append(Message(template, place=place, key=key, value=quoted(inner)))
     return {}
 

@@ -60,7 +60,9 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     text = "folder with config.json and .safetensors, or a Hugging Face id, downloaded once"
     model_parser.add_argument("--model", required=True, metavar="MODEL", help=text)
     model_parser.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
-    model_parser.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
+    model_parser.add_argument(
+        "--threshold", type=float, default=0.4, help="for CLIPSeg: lower values take more of the image"
+    )
     _add_mask_options(model_parser)
     model_parser.add_argument(
         "--into",

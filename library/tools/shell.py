@@ -265,7 +265,7 @@ def _resize(parser: argparse.ArgumentParser) -> None:
         choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
         help="how the rank of each module is found (%(default)s)",
     )
-    text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
+    text = "for the dynamic methods: sv_ratio takes a number above 1, the others a share to keep"
     parser.add_argument("--parameter", type=float, help=text)
     parser.add_argument("--verbose", action="store_true", help="a line for every module")
     _add_output_options(parser)
@@ -296,7 +296,7 @@ def _weighted(text: str) -> tuple[str, float]:
         number = float(weight)
     except ValueError:
         raise ConfigError(
-            "the weight of {path} is {weight}, which is no number: write {example}",
+            "the weight of {path} is {weight}, which is not a number: write {example}",
             path=name,
             weight=repr(weight),
             example=f"{name}=0.5",

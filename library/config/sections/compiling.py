@@ -75,7 +75,7 @@ class Compile:
         "blocks",
         "blocks compiles quickest; model: one large graph; inner: without checkpointing inside.",
         label="Scope",
-        words={"model": "Whole model", "inner": "Inside of blocks"},
+        words={"model": "Whole model", "inner": "Inside blocks"},
         advanced=True,
     )
     compile_blocks: str | None = opt(

@@ -190,11 +190,11 @@ class Data:
     color_aug: bool = opt(
         False,
         "Vary hue and gamma a little. Not possible with cached latents.",
-        label="Color augmentation",
+        label="Colour augmentation",
         advanced=True,
     )
     random_crop: bool = opt(
-        False, "Crop at a random place instead of the center. Not possible with cached latents.", advanced=True
+        False, "Crop at a random place instead of the centre. Not possible with cached latents.", advanced=True
     )
     face_crop_aug_range: str | None = opt(
         None,
@@ -217,7 +217,7 @@ class Data:
     )
     transparent_background: Literal["white", "black", "gray"] | None = opt(
         None,
-        "The color behind transparent areas. Empty: the colors that the file hides there.",
+        "The colour behind transparent areas. Empty: the colours that the file hides there.",
         label="Background of transparent images",
         advanced=True,
     )

@@ -91,7 +91,7 @@ class FluxModel(sections.Model):
     )
     bypass_guidance_embedding: bool = opt(
         False,
-        "Train without the guidance embedding, as Flex.1 needs. Previews keep theirs.",
+        "Train without the guidance embedding, as Flex.1 needs. Samples keep theirs.",
         advanced=True,
         shown_with=options_naming(lambda variant: variant.guided),
     )
