@@ -19,7 +19,7 @@ def read_length(builder: ImportBuilder, tab: str) -> None:
     elif steps and steps > 0:
         builder.keep("max_train_steps")
         if "epoch" in builder.source:
-            builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
+            builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only if it is 0")
     else:
         count = max(1, int(epoch or 1))
         text = "{count} is max_train_epochs: kohya_ss counts the images for it and computes steps"

@@ -183,7 +183,7 @@ def find_musubi_family(settings: JsonMapping, script: str) -> str:
     has_module = bool(module) and module not in MUSUBI_TABLES["lycoris"] and not module.startswith("lycoris")
     if not has_module and not is_empty(settings.get(ambiguous_key := "text_encoder")):
         raise ConfigError(
-            "this file of {trainer} is for {other} and does not say for which: say it with kohya import --script",
+            "this file of {trainer} is for {other} and does not say which: name it with kohya import --script",
             trainer=TRAINER,
             other=MUSUBI_TABLES["other_keys"][ambiguous_key],
         )

@@ -53,7 +53,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     chooses_version(builder, "model_type", names_given)
     if is_on(builder.get("masked_training")) and kind != "fill":
-        text = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
+        text = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as in OneTrainer"
         builder.change("masked_training", text, {"masked_loss": True})
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")

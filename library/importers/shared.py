@@ -59,7 +59,7 @@ PART_OPTIONS = {
     "anima": ("qwen3", "vae"),
 }
 ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
-PREPARED = "it is said in the dataset file that the import writes"
+PREPARED = "it is in the dataset file that the import writes"
 NO_IMAGES = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
 NO_FOLDERS = "none of its data sets is a folder of this computer; name the images with train_data_dir or dataset_config"
 OWN_LAYERS = "the choice of layers is not carried over; make it in network_args ({names})"
@@ -242,7 +242,7 @@ def import_assistant(builder: ImportBuilder, key: str, path: str, strength: floa
     added = "" if strength == 1 else f":{strength:g}"
     if is_hub_name(path):
         name = f"{path}/{DIFFUSERS_LORA}{added}" if path.count("/") == 1 else f"{path}{added}"
-        text = Message("assistant_lora = {name}, which is downloaded where it is missing", name=name)
+        text = Message("assistant_lora = {name}, which is downloaded if it is missing", name=name)
         builder.change(key, text, {"assistant_lora": name})
         return
     if path.endswith(".safetensors"):

@@ -148,7 +148,7 @@ def verify(arguments: argparse.Namespace) -> int:
         modules = counted(len(findings.modules), "module")
         print(f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}")
         if norms:
-            print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
+            print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, median {norms[len(norms) // 2]:.4g}")
     for text in findings.warnings:
         print(f"warning: {text}")
     for text in findings.problems:

@@ -53,7 +53,7 @@ class Compile:
     )
     compile_fallback: bool = opt(
         False,
-        "Train without compiling where it is not possible, instead of stopping. Usually on.",
+        "If compiling is not possible, train without it instead of stopping. Usually on.",
         label="Fall back to eager",
     )
     cuda_graphs: Literal["auto", "true", "false"] = opt(

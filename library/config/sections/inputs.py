@@ -20,7 +20,7 @@ def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> It
         steps = buckets.bucket_reso_steps
         yield Problem(
             "min_bucket_reso",
-            "must not be below bucket_reso_steps ({steps}): raise the former",
+            "must not be below bucket_reso_steps ({steps}): raise it",
             place=place,
             also="bucket_reso_steps",
             steps=steps,
@@ -232,7 +232,7 @@ class Data:
     )
     dataset_repeats: int = opt(
         1,
-        "How often each image is seen per epoch, where the folder's name does not say it.",
+        "How often each image is seen per epoch, if the folder's name does not say it.",
         label="Repeats",
         min=1,
         ceiling=100_000,
