@@ -51,7 +51,7 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
         "kohya mask",
         description="Make masks: bright where a training learns. The page shows them over the images, to be corrected.",
     )
-    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
+    ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = (
         "masks by CLIPSeg, which finds what words describe, or by a model that knows classes (SegFormer, Mask2Former)"
     )

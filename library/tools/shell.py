@@ -194,7 +194,7 @@ def metadata(arguments: argparse.Namespace) -> int:
 def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """Return the options of all tools; the page derives its forms from these (forms.py)."""
     parser = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
-    tools = parser.add_subparsers(metavar="NAME", required=True)
+    tools = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def tool(run: Callable[[argparse.Namespace], int], description: str) -> Any:
         subparser = tools.add_parser(run.__name__, help=description, description=description)
@@ -276,7 +276,7 @@ def _metadata(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="show as JSON")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
     parser.add_argument(
-        "--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin so: ss_*"
+        "--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin like it: ss_*"
     )
     parser.add_argument("--out", type=Path, help="the new file")
     parser.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
