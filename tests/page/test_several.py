@@ -71,7 +71,7 @@ def test_every_value_is_checked_and_the_wrong_one_is_named(tabs, monkeypatch, tm
         ({"option": "learning_rate", "values": "1 1.0"}, "are the same"),
         ({"option": "learning_rate", "values": "1"}, "2 to 12 values"),
         ({"option": "learning_rate", "values": "1 two"}, "must be a number"),
-        ({"option": "no_option", "values": "1 2"}, "no setting of this form"),
+        ({"option": "no_option", "values": "1 2"}, "not a setting of this form"),
         ({"option": "huber_c", "values": "0.1 0.2"}, "no effect here"),
         ({"option": "output_dir", "values": "/etc /out"}, "outside"),
         ({"sent": "[]", "values": "1 2"}, "not what the form sends"),
