@@ -124,6 +124,13 @@ def found(text: str) -> list[str]:
     return [match[0] for bad in INSTEAD for match in re.finditer(bad.replace(" ", r"\s+"), text, re.IGNORECASE)]
 
 
+def test_the_lines_of_a_check_begin_alike():
+    """After its topic each line goes on in lower case; names such as AdamW and GPU keep theirs."""
+    capital = re.compile(r"[A-Z][a-z]+[ :,]")
+    lines = [text for path in sorted((source.ROOT / "library" / "check").glob("*.py")) for _, text in said(path)]
+    assert len(lines) > 50 and not [text for text in lines if capital.match(text)]
+
+
 def test_no_text_uses_words_that_stop_a_reader():
     wrong = [f"{where}: {bad!r}" for where, text in texts() for bad in found(text)]
     assert not wrong, "\n".join(wrong)
