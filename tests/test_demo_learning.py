@@ -169,7 +169,7 @@ def test_samples_that_are_gone_leave_their_cells_empty():
 
 def test_a_run_whose_samples_all_failed_has_no_picture_and_says_why(tmp_path):
     lines = summary.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
-    assert lines[0].startswith("There is no picture") and "the GPU ran out of memory" in lines[1]
+    assert lines[0].startswith("There is no image") and "the GPU ran out of memory" in lines[1]
     assert not (tmp_path / "output" / "flux-lora.png").exists()
 
 

@@ -62,6 +62,11 @@ INSTEAD = {
     r"\} %(?! \()": "no blank before a percent sign",
     r"\benlarged (\{|more than|to more than|over)": "upscaled",
     r"ways? of (training|doing) it|the usual ways|every way\b": "settings",
+    r"(?<![{\w/-])(?<!dataset\s)(?<!a\s)(?<!=\")pictures?\b(?!\.svg|[}:=(]|\s[\d{])": "image, sample image",
+    r"(?<!\()(?<!the\s)\bRAM\b": "CPU memory",
+    r"(?<!there\s)\bis no (?!longer)": "is not a",
+    r"\b(out|in)side of\b": "outside, inside",
+    r"\bstands in\b|\blies? (beside|directly)\b": "is in, is beside",
 }
 
 
@@ -117,6 +122,13 @@ def _texts() -> Iterator[tuple[str, str]]:
 def found(text: str) -> list[str]:
     """What is not to be written and stands in a text."""
     return [match[0] for bad in INSTEAD for match in re.finditer(bad.replace(" ", r"\s+"), text, re.IGNORECASE)]
+
+
+def test_the_lines_of_a_check_begin_alike():
+    """After its topic each line goes on in lower case; names such as AdamW and GPU keep theirs."""
+    capital = re.compile(r"[A-Z][a-z]+[ :,]")
+    lines = [text for path in sorted((source.ROOT / "library" / "check").glob("*.py")) for _, text in said(path)]
+    assert len(lines) > 50 and not [text for text in lines if capital.match(text)]
 
 
 def test_no_text_uses_words_that_stop_a_reader():

@@ -64,7 +64,7 @@ export function badges(row) {
   if (row.broken) labels.push(["bad", row.broken]);
   if (row.role) labels.push(["", row.role === "reg" ? "regularisation" : "used for validation"]);
   if (row.unused) labels.push(["warn", say("not used: {why}", { why: row.unused })]);
-  if (row.foreign) labels.push(["bad", "caption is no UTF-8"]);
+  if (row.foreign) labels.push(["bad", "caption is not UTF-8"]);
   if (row.caption === null) labels.push(["warn", "no caption"]);
   else if (!row.caption.trim()) labels.push(["warn", "empty caption"]);
   if (row.trigger === false) labels.push(["warn", "no trigger word"]);

@@ -103,7 +103,8 @@ function showPreparations() {
   if (direct && !direct.words)
     entries.unshift([
       "gather",
-      say("Move the {images} that lie directly here into a folder", { images: count(direct.images, "image") }),
+      say("Move the {images} that are directly in this folder into a folder of their own",
+        { images: count(direct.images, "image") }),
     ]);
   entries.push(["bring", "Copy images from another folder"]);
   const before = preparation().value;

@@ -320,7 +320,7 @@ def secrets_of(config: RunConfig) -> dict[str, str | None]:
 def start_probe(config: RunConfig, launch: JsonMapping) -> str:
     """Start a probe of a config, and return its id. Raises ConfigError while another one is running."""
     if any(job.active for job in jobs.jobs_of_kinds(PROBE_KIND)):
-        raise ConfigError("A probe is at work already: wait until it has ended, or stop it.")
+        raise ConfigError("A probe is already running: wait until it has ended, or stop it.")
     folder = jobs.new(PROBE_KIND)
     toml = write_atomic(folder / "run.toml", to_toml(config))
     cpu = ["--cpu"] if launch.get("cpu") in (True, "true") else []

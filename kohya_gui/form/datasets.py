@@ -48,7 +48,7 @@ FIELD_LABELS = {
     "caption_dropout_rate": "Caption dropout",
     "caption_tag_dropout_rate": "Tag dropout",
     "flip_aug": "Random flip",
-    "color_aug": "Color augmentation",
+    "color_aug": "Colour augmentation",
     "random_crop": "Random crop",
     "alpha_mask": "Alpha mask",
     "conditioning_data_dir": "Mask folder",

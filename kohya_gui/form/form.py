@@ -111,9 +111,8 @@ class SettingsForm:
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
             raise ConfigError("This is not what the form sends: load the page again.") from None
         if submission.family not in self.configs:
-            raise ConfigError(
-                "{family} is no family: choose {configs}", family=repr(submission.family), configs=either(self.configs)
-            )
+            template = "{family} is not a model family: choose {configs}"
+            raise ConfigError(template, family=repr(submission.family), configs=either(self.configs))
         return submission
 
     def collect(self, submission: Submission) -> tuple[Any, list[MessageLike]]:

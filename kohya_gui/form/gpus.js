@@ -25,7 +25,7 @@ let isRequested = false;
  */
 function field(box, name) {
   const element = find(/** @type {HTMLFormElement} */ (box.closest("form")), `[data-launch=${name}]`);
-  if (!isField(element)) throw new Error(`${name} is no field`);
+  if (!isField(element)) throw new Error(`${name} is not a field`);
   return element;
 }
 

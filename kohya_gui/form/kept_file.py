@@ -25,7 +25,7 @@ def check_unchanged(path: Path, known_state: str, option: str) -> None:
 
 def check_editable(path: Path, option: str) -> None:
     if not path.is_file() or path.stat().st_size > paths.MAX_CONFIG_BYTES:
-        raise ConfigError(Problem(option, ": {path} is no such file, or far too large for one", path=path))
+        raise ConfigError(Problem(option, ": {path} is not a file, or is far too large to be edited", path=path))
 
 
 def beside_result(config: RunConfig, roots: Sequence[Path]) -> Path:

@@ -27,7 +27,7 @@ NUMBERS = (
     ("height", "Height", "Pixels; empty is the default of the model family."),
     ("sample_steps", "Steps", "Denoising steps; more take longer."),
     ("scale", "CFG scale", "How strongly the prompt is followed; 1 leaves the negative prompt out, twice as fast."),
-    ("guidance_scale", "Guidance", "Of models that were distilled with guidance, such as dev: 3.5 is usual."),
+    ("guidance_scale", "Guidance", "For models that were distilled with guidance, such as dev: 3.5 is usual."),
     ("seed", "Seed", "The same seed gives the same noise. Empty: new noise each time."),
 )
 # Fields that name images for models that take some: name in the file, label, help.

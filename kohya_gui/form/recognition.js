@@ -106,7 +106,7 @@ async function fillBeside(where, path) {
     tab,
     "good",
     make("p", {},
-      say("Filled in what lies beside the model: {names}.", { names }),
+      say("Filled in what is beside the model: {names}.", { names }),
       " ",
       make("button", { type: "button", className: "undo" }, "Undo")));
 }

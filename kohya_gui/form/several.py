@@ -42,7 +42,7 @@ class SeveralValues:
         submissions = [tab.read(form) for form in forms]
         submission, first, notes = submissions[0]
         if name not in options_of(type(first.config)):
-            raise ConfigError("{name} is no setting of this form: load the page again", name=name)
+            raise ConfigError("{name} is not a setting of this form: load the page again", name=name)
         readings = [reading for _, reading, _ in submissions]
         _refuse_values(name, typed, [reading.problems for reading in readings])
         if why := ineffective_options(first.config).get(name):

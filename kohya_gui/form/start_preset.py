@@ -233,7 +233,7 @@ def results(roots: Sequence[Path]) -> str:
 
 
 def bare(family: str) -> JsonObject:
-    text = "Every option is as it is where nothing is given; most of them have to be set."
+    text = "Every option has its default value; most need others."
     return {"id": DEFAULTS, "title": defaults_title(family), "text": text, "why": "", "values": {}}
 
 

@@ -12,7 +12,7 @@ import { form, sentenceOf } from "./sentences.js";
 const FLAG = "--"; // the `place` of an option on a command line
 const EDGE = "\uE000"; // around an argument, until the spaces beside it are settled
 const WIDE = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}ー、。：；（）「」]/u; // signs that no space sets apart
-const KEYS = new Set(["key", "keys"]); // arguments that are names in a file, which no language has other words for
+const NAMES = new Set(["key", "keys", "variant", "baseline"]); // arguments that no language has other words for
 
 /**
  * Translate a text: a known sentence by its template, any other text by its own entry. Others stay in English.
@@ -82,7 +82,7 @@ export function render(sentence, catalogue, near) {
   const argument = (/** @type {string} */ as, /** @type {string} */ name) => {
     const value = values[name] ?? as;
     if (typeof value !== "string") return render(value, catalogue, near);
-    if (KEYS.has(name)) return value;
+    if (NAMES.has(name)) return value;
     if (name === "value" && typeof values.option === "object") return wordOf(values.option.text, value, near, label);
     return value.trim() === text.trim() ? value : label(value); // the sentence consists of its argument only
   };

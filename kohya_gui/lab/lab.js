@@ -13,8 +13,8 @@ import { go } from "../server/addresses.js";
  *   a measurement; the shape of its body depends on its kind
  */
 /**
- * @typedef {{ name: string, share: number, far: number, best: boolean, p50: string, p90: string, speed: string,
- *   memory: string, mfu: string, compiled: string }} Row
+ * @typedef {{ name: string, isVariant: boolean, share: number, far: number, best: boolean, p50: string, p90: string,
+ *   speed: string, memory: string, mfu: string, compiled: string }} Row
  */
 
 const PERIOD = 1200, RESTING = 6000; // milliseconds between requests while a measurement runs, and otherwise
@@ -194,7 +194,8 @@ function bench(body, job) {
   for (const group of body.groups) parts.push(chart(group, ["Variant", "Time", ...columns]));
   if (body.notes.length) parts.push(make("ul", { className: "notes" }, body.notes.map((note) => make("li", {}, note))));
   parts.push(make("details", {}, make("summary", {}, translated("What is compared")),
-    make("dl", {}, body.about.flatMap(([name, about]) => [make("dt", {}, name), make("dd", {}, about)]))));
+    make("dl", {}, body.about.flatMap(([name, about]) =>
+      [make("dt", {}, make("code", {}, name)), make("dd", {}, about)]))));
   return [...parts, files(job)];
 }
 
@@ -211,7 +212,9 @@ function chart({ title, rows }, columns) {
           return make("td", { className: "timed" },
             bar(row),
             make("span", { className: "time", title: row.p90 && `p90 ${row.p90}` }, row.p50));
-        return make(i ? "td" : "th", { "data-name": name, title: i ? "" : row.name }, cell(row, name));
+        const text = cell(row, name);
+        return make(i ? "td" : "th", { "data-name": name, title: i ? "" : row.name },
+          i || !row.isVariant ? text : make("code", {}, text)); // the name of a variant is not translated
       })));
   return make("table", { className: "bars" },
     make("caption", {}, title),
@@ -251,7 +254,7 @@ function profile(body, job) {
       finding.options && makeButton(say("Apply: {options}", { options: finding.options }), () => apply(job.id, i))));
   const rows = body.kinds.map((kind) => ({
     name: kind.name, share: kind.share, far: kind.share, best: false, p50: `${(100 * kind.share).toFixed(1)}%`,
-    p90: "", speed: "", memory: "", mfu: "", compiled: "",
+    p90: "", isVariant: false, speed: "", memory: "", mfu: "", compiled: "",
   }));
   const choice = body.verdict.some((finding) => finding.options) ? targets() : null;
   return [heading(body.heading), make("p", { className: "step" }, body.step),

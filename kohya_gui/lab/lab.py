@@ -225,6 +225,7 @@ def _bar_as_json(result: JsonMapping, bar: chart.Bar) -> JsonObject:
     row = bar.row
     return {
         "name": bar.name,
+        "isVariant": bar.name == row["candidate"],
         "share": bar.share,
         "far": bar.far,
         "best": bar.best,
@@ -250,7 +251,7 @@ def profile_details(result: JsonMapping) -> JsonObject:
             ngettext("{count} value read from the GPU", "{count} values read from the GPU", result["reads"]),
             *counts,
         ]
-    where = Message("{way} at {size}", way=result["way"]["name"], size=result["resolution"])
+    where = Message("{variant} at {size}", variant=result["way"]["name"], size=result["resolution"])
     step = Message(template, time=report.milliseconds(result["step_ms"]), counts=join_messages(counts), **shares)
     return {
         "heading": [*report.heading(result), where],

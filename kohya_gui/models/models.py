@@ -157,7 +157,7 @@ class ModelsApi:
         """Store the token for the hub in the token file."""
         token = request.text("token").strip()
         if not token.isascii() or not token.isprintable() or " " in token or not 8 <= len(token) <= 200:
-            raise ConfigError("This is no token: copy it from https://huggingface.co/settings/tokens")
+            raise ConfigError("This is not a token: copy one from https://huggingface.co/settings/tokens")
         keys.store_keys({"huggingface_token": token})
         template = "{name} is kept in {folder}, for you only, and is in no config."
         return {"said": Message(template, name=option_name("huggingface_token"), folder=keys.keys_file())}

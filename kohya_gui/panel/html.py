@@ -42,7 +42,7 @@ EMPTY = (
     '<li><button type="button" data-step="look">Look at them</button></li>'
     '<li><button type="button" data-step="train">Start the training</button></li></ol>'
     '<p class="demo"><button type="button" class="try-demo">Try it with the demo</button> '
-    "<span>Fills in the form with a small model and pictures of a character that it has never seen.</span></p></div>"
+    "<span>Fills in the form with a small model and images of a character that it has never seen.</span></p></div>"
 )
 # The panel before its first request; if runs exist, it stays hidden, as tall as a run.
 UNREAD = EMPTY.replace('"empty"', '"empty unread"')
@@ -286,7 +286,7 @@ def machine_usage_html(run: RecordedRun) -> str:
     devices = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not devices or gpu.index in devices]
     memory, disk = machine.computer_memory(), machine.disk_space(run.facts.get("output_dir") or run.folder)
-    rows.append(_used("RAM", memory["used"], memory["total"], "GB"))
+    rows.append(_used("CPU memory", memory["used"], memory["total"], "GB"))
     if disk:
         rows.append(
             _used(

@@ -57,7 +57,7 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
     template = "{pictures} in {seconds} s; samples took {share} of the training"
     said = Message(
         "{pictures} in {seconds} s; samples took {share} of the training so far" if active else template,
-        pictures=counted(_whole_number(pictures), "picture"),
+        pictures=counted(_whole_number(pictures), "sample image"),
         seconds=f"{seconds:.1f}",
         share=f"{share:.0%}",
     )
@@ -75,7 +75,7 @@ def learned_html(run: reader.RecordedRun) -> str:
     about = "The samples at the start, halfway and at the end of the training"
     return (
         f'<section class="learned"><h3>What it has learned <a href="{address}" download="{html.escape(run.id)}.png">'
-        f'Save this picture</a></h3><img src="{clear}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
+        f'Save this image</a></h3><img src="{clear}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
         ' decoding="async"></section>'
     )
 

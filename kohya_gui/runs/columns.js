@@ -123,9 +123,9 @@ export const COLUMNS = [
 
 /** @param {Row} row */
 function nameCell({ id, name, apart, last_sample: sample, error, damaged }) {
-  const picture = sample
+  const shown = sample
     ? make("img", {
-      // Another address for another picture, as browsers keep them.
+      // Another address for another image, as browsers keep them.
       src: addressOfApi(pathOfRun(id, `samples/newest?small=true&of=${sample.step}-${sample.number}`)),
       alt: "", loading: "lazy", decoding: "async",
     })
@@ -133,7 +133,7 @@ function nameCell({ id, name, apart, last_sample: sample, error, damaged }) {
   const link = make("a", { href: `#${addressOf("runs", id)}` }, make("span", { className: "own" }, name));
   const which = apart ? make("small", { className: "own" }, apart) : null;
   const why = damaged || error ? make("small", { className: "why", title: error }, error) : null;
-  return [make("div", { className: "who" }, picture, make("div", {}, link, which, why))];
+  return [make("div", { className: "who" }, shown, make("div", {}, link, which, why))];
 }
 
 /** @param {Row} row */

@@ -92,14 +92,14 @@ export class Gallery {
     const shownRows = rows.slice(0, this.rows).map(({ key }) => key);
     const cut = [...samples.values()].filter((sample) =>
       !shownSteps.includes(sample.step) || !shownRows.includes(rowOf(sample).key)).length;
-    const words = say("Show {count} more picture", { count: cut }, "Show {count} more pictures");
+    const words = say("Show {count} more image", { count: cut }, "Show {count} more images");
     const all = makeButton(words, () => {
       this.columns = this.rows = Infinity;
       this.draw();
     });
     const sheet = make("a", { href: address("learned", { run: this.run }), download: `${this.run}.png` },
-      translated("Save as one picture"));
-    this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.size, "picture")),
+      translated("Save as one image"));
+    this.more.replaceChildren(make("span", { className: "quiet" }, count(samples.size, "sample image")),
       ...(cut ? [all] : []), ...(steps.length > 1 ? [sheet] : []));
   }
 

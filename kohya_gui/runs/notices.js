@@ -113,7 +113,7 @@ function browserWay(tell) {
  */
 function webhookWay(address, here, tell) {
   const about = make("p", { className: "quiet" }, translated(
-    "A webhook receives the same as JSON, without pictures and paths, even while this page is closed."));
+    "A webhook receives the same as JSON, without images and paths, even while this page is closed."));
   if (!here) {
     const now = address ? say("Messages go to {address}.", { address }) : translated("None is set.");
     const only = translated("It can be changed only on the computer that runs this page.");

@@ -121,7 +121,7 @@ class FileComparison:
             folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
             path = (folder / place / "{:02d}_{:02d}.png".format(*numbers)).resolve()
             if not (PLACE.fullmatch(place) and path.parent.parent == folder and path.is_file()):
-                raise ValueError("no picture of a comparison")
+                raise ValueError("not an image of a comparison")
         except (KeyError, ValueError):
             raise ConfigError("There is no such image.") from None
         small = query.get("small")

@@ -161,11 +161,11 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
     Only an existing folder can be allowed. If a new one may be created (`is_new`), it is the folder that will hold it.
     """
     if not isinstance(roots, Roots) or not roots.asks:
-        template = ": {path} is outside of {roots}; start the page with --root FOLDER to allow more"
+        template = ": {path} is outside {roots}; start the page with --root FOLDER to allow more"
         return Problem(what, template, path=path, roots=", ".join(map(str, roots)))
     folder = folder_to_allow(path)
     if why := refuse_folder(folder):
-        template = ": {path} is outside of the folders that this page may use, and {why}"
+        template = ": {path} is outside the folders that this page may use, and {why}"
         return Problem(what, template, path=path, why=Message(why))
     if not folder.is_dir():
         above = next(parent for parent in folder.parents if parent.is_dir())
@@ -175,7 +175,7 @@ def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = F
             template = ": {folder} does not exist; make it first, or choose a folder that is there"
             return Problem(what, template, folder=folder)
         folder = above
-    template = ": {path} is outside of the folders that this page may use. Allow {folder}?"
+    template = ": {path} is outside the folders that this page may use. Allow {folder}?"
     return Problem(what, template, path=path, folder=folder, code="allow")
 
 

@@ -26,7 +26,7 @@ from library.config.problems import ConfigError
 FIRST_PORT, TRIED = 7860, 20
 SHUTDOWN_TIMEOUT = 2.0  # seconds for unfinished answers when the page ends
 HEADER_TIMEOUT = 20.0  # seconds for the headers of a request
-IN_USE, NOT_HERE = "in use", "this is no address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
+IN_USE, NOT_HERE = "in use", "this is not an address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
 WINDOWS_IN_USE = 10048  # EADDRINUSE on Windows
 # Options of kohya_ss's page that do not exist here, each with what to do instead.
 REFUSED = {

@@ -155,7 +155,7 @@ def not_known(key: str) -> Message:
     """Return a message about a key that belongs to no adapter."""
     if kind := other_kind(key):
         return Message("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
-    return Message("{key} is no part of an adapter that is known: LoRA and the kinds of LyCORIS are", key=key)
+    return Message("{key} is not a part of a known adapter: only LoRA and the kinds of LyCORIS are read", key=key)
 
 
 def other_kind(key: str) -> str:

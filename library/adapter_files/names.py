@@ -219,7 +219,7 @@ def possible_families(
     if title := foreign_model(
         "" if any(version_scores.values()) else base, paths, {_path(n): s for n, s in (sizes or {}).items()}
     ):
-        template = "this is a LoRA for {title}, which is no model that is trained here: those of {titles} are"
+        template = "this is a LoRA for {title}, which is not trained here: LoRAs for {titles} are"
         raise ForeignModelError(template, title=title, titles=families.titles())
     for family, lora_names in names_by_family.items():
         if _is_marked(lora_names, paths):
@@ -343,7 +343,7 @@ def parse_name(name: str, family: str) -> Parsed:
         return Parsed(Module(TEXT_PART, name), 0, 1, False)
     if not prefix and not path_in_file.startswith(tuple(tree for other in all_lora_names() for tree in other.trees)):
         raise ConfigError(
-            "{name} is no module of {title} in any known naming", name=name, title=families.facts_of(family).title
+            "{name} is not a module of {title} in any known naming", name=name, title=families.facts_of(family).title
         )
     path, piece, pieces = lora_names.canonical(path_in_file) if part == "denoiser" else (path_in_file, 0, 1)
     swapped = part == "denoiser" and path != path_in_file and lora_names.has_swapped_halves(path)

@@ -146,10 +146,10 @@ class PictureBench:
             first_one = timing.measure_call(lambda: images.append(pictures.picture()), self.device, ONCE)
             first = {"first_s": round(first_one.p50 / 1000, 3), **self._distance(np.asarray(images[0], np.float32))}
             row = {"resolution": self.side, "candidate": way, "status": "ok"}
-            yield {"part": "first picture", **row, **first_one.facts()}
+            yield {"part": "first image", **row, **first_one.facts()}
             for part, call, steps in (
                 ("denoising step", pictures.denoise, PICTURE_STEPS),
-                (f"picture of {PICTURE_STEPS} steps", pictures.picture, 1),
+                (f"image of {PICTURE_STEPS} steps", pictures.picture, 1),
             ):
                 measured = timing.measure_call(call, self.device, self.plan)
                 each = tuple(milliseconds / steps for milliseconds in measured.each)

@@ -179,7 +179,7 @@ class Probe:
         """Return the proposal in words."""
         best = self.best
         if best is None and self.tries and not self.tries[-1].lacks_memory:
-            template = "It did not work, for another reason than memory: {reason}"
+            template = "It failed, but not for lack of memory: {reason}"
             return Message(template, reason=self.tries[-1].why)
         if best is None:
             nothing = Message("Nothing that was tried fits: lower the resolution, or train on a larger GPU.")
@@ -295,7 +295,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         metavar="SCRIPT",
         help="the training script; detected from the file when not given",
     )
-    parser.add_argument("--cpu", action="store_true", help="on the processor, even where there is a GPU")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, even if there is a GPU")
     arguments = parser.parse_args(argv)
     with join_work("probe") as work:
         config = build_config(

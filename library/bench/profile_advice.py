@@ -83,7 +83,7 @@ def _dominant(facts: Facts) -> Advice:
         text = Message("Waiting dominates: the GPU is idle for {share} of a step.", share=f"{idle:.0%}")
         if _starved(facts):
             template = (
-                "Waiting dominates: the GPU is idle for {share} of a step, as the host waits for it {count} times."
+                "Waiting dominates: the GPU is idle for {share} of a step, as the CPU waits for it {count} times."
             )
             text = Message(template, share=f"{idle:.0%}", count=f"{_waits(facts):,}")
         return Advice("dominant", idle, text)
@@ -96,8 +96,8 @@ def _dominant(facts: Facts) -> Advice:
         template = "{share} of the GPU's work goes into {first}; then {others}."
     elif facts.get("blind"):
         template = (
-            "PyTorch's profiler may not look at this GPU, so this is the host's time: {share} of it goes into {first}; "
-            "then {others}."
+            "PyTorch's profiler may not look at this GPU, so this is the CPU's time: {share} of it goes into "
+            "{first}; then {others}."
         )
     then = join_messages(next_kinds) if next_kinds else Message("nothing")
     return Advice("dominant", share, Message(template, share=f"{share:.0%}", first=Message(first), others=then))
@@ -114,7 +114,7 @@ def _waiting(facts: Facts, settings: Facts) -> Iterator[Advice]:
     elif settings.get("compile_mode") == "default" and not settings.get("blocks_to_swap"):
         cure = Message("if the images have few sizes, replay them as CUDA graphs; or use larger batches")
         options = {"compile_mode": "reduce-overhead"}
-    template = "The GPU is idle for {share} of a step, while the host starts {count} kernels: {cure}."
+    template = "The GPU is idle for {share} of a step, while the CPU starts {count} kernels: {cure}."
     text = Message(template, share=f"{idle:.0%}", count=f"{facts['launches']:,}", cure=cure)
     yield Advice("launches", idle, text, options)
 
@@ -128,9 +128,7 @@ def _advise_on_waits(facts: Facts, settings: Facts) -> Iterator[Advice]:
     if not name.lower().startswith("adamw"):
         template = "{optimizer} may be what reads them: try AdamW. Else look for item and nonzero in the trace."
         cure = Message(template, optimizer=name)
-    template = (
-        "The host waits for the GPU {count} times in a step, to read values from it; the GPU is idle then. {cure}"
-    )
+    template = "The CPU waits for the GPU {count} times in a step, to read values from it; the GPU is idle then. {cure}"
     yield Advice("syncs", share, Message(template, count=f"{waits:,}", cure=cure))
 
 
@@ -144,7 +142,7 @@ def _swapping(facts: Facts, settings: Facts) -> Iterator[Advice]:
     elif settings.get("cpu_offload_checkpointing"):
         cure = Message("keep checkpoints on the GPU, if they fit")
         options = {"cpu_offload_checkpointing": False, "gradient_checkpointing": True}
-    template = "Copies between host and GPU take as long as {share} of its work: {cure}."
+    template = "Copies between CPU and GPU take as long as {share} of the GPU's work: {cure}."
     yield Advice("swapping", moved, Message(template, share=f"{moved:.0%}", cure=cure), options)
 
 
@@ -157,13 +155,13 @@ def _fusing(facts: Facts, settings: Facts) -> Iterator[Advice]:
         cure, options = Message("compiling fuses most of them"), {"compile": True}
     elif settings.get("compile_scope") == "inner":
         cure, options = (
-            Message("they are outside of what is compiled, so compile whole blocks"),
+            Message("they are outside what is compiled, so compile whole blocks"),
             {"compile_scope": "blocks"},
         )
     elif settings.get("compile_blocks"):
         cure, options = Message("let compile_blocks name more blocks, or none, which compiles all"), {}
     elif settings.get("compile_scope") == "blocks" and not stays:
-        cure = Message("they are outside of the compiled blocks, so compile the model as a whole")
+        cure = Message("they are outside the compiled blocks, so compile the model as a whole")
         options = {"compile_scope": "model"}
     else:
         return
@@ -280,7 +278,7 @@ def _casting(facts: Facts, settings: Facts) -> Iterator[Advice]:
     share, casts = facts["copies"]["within"]["share"], facts["casts"]
     if share >= 0.1 and casts >= 50 and settings.get("compile"):
         template = (
-            "{count} casts and copies outside of compiled blocks take {share}: keep what is frozen in the type that is "
+            "{count} casts and copies outside compiled blocks take {share}: keep what is frozen in the type that is "
             "computed in."
         )
         yield Advice("casts", share, Message(template, count=f"{casts:,}", share=f"{share:.0%}"))

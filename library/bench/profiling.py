@@ -27,7 +27,7 @@ def profile_training(
     """Profile some steps of a training; return the result file's content. The trace goes into the work's folder."""
     config = subject.config(candidate.chosen())
     began = time.time()
-    work.phase(Message("warming up: {way} at {size}", way=candidate.name, size=resolution), 0, 3)
+    work.phase(Message("warming up: {variant} at {size}", variant=candidate.name, size=resolution), 0, 3)
     try:
         with prepared_model.open_prepared(subject, config, device, resolution) as ready:
             plain = timing.measure_call(ready.step, device, WARM_UP)

@@ -73,9 +73,12 @@ def compare_with_first(result: JsonMapping, name: str) -> Message:
         compared = Message(template, times=times, **current, **baseline)
         sizes.append(_with_break_even(compared, row, first_row))
     if name == base:
-        return Message("Fastest: {name}: {sizes}.", name=name, sizes=join_messages(sizes, "; "))
+        return Message("Fastest: {variant}: {sizes}.", variant=name, sizes=join_messages(sizes, "; "))
     return Message(
-        "Fastest: {name}, compared with {base}: {sizes}.", name=name, base=base, sizes=join_messages(sizes, "; ")
+        "Fastest: {variant}, compared with {baseline}: {sizes}.",
+        variant=name,
+        baseline=base,
+        sizes=join_messages(sizes, "; "),
     )
 
 
@@ -105,7 +108,7 @@ def measurement_line(row: Row) -> str:
 
 def cells(result: JsonMapping) -> tuple[list[str], list[list[MessageLike]]]:
     """Return the table: titles, and a row of texts per measurement."""
-    titles = ["part", "size", "way", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
+    titles = ["part", "size", "variant", "p50", "p90", "speed", "memory", "TFLOP/s", "MFU", "compiled"]
     headings, rows = [], result.get("results", ())
     order = {part: number for number, part in enumerate(dict.fromkeys(row["part"] for row in rows))}
     for row in sorted(rows, key=lambda r: (order[r["part"]], r.get("resolution") or 0)):
@@ -138,7 +141,9 @@ def compiled_summary(row: Row) -> MessageLike:
     compilation = row.get("compile")
     if not compilation:
         return ""
-    template = "{graphs}, {seconds} s, cached" if compilation["cache_hits"] else "{graphs}, {seconds} s"
+    template = "{graphs} in {seconds} s"
+    if compilation["cache_hits"]:
+        template = "{graphs} in {seconds} s, partly from the cache"
     return Message(
         template, graphs=counted(compilation["num_graphs"], "graph"), seconds=f"{compilation['seconds']:.1f}"
     )

@@ -36,7 +36,7 @@ PICTURE = "picture.svg"
 BENCH_PARTS = (*report.STEP_PARTS, report.SAMPLE)
 EXAMPLES = """
 kohya bench --family NAME --size full            a model of real size with random weights, on this GPU
-kohya bench run.toml                             the training of a TOML, as it is and in other ways
+kohya bench run.toml                             the training of a TOML, as it is and in other variants
 kohya bench --family NAME --resolution 1024 --part step --candidate eager,compiled --batch 4
 kohya bench --diffusers QwenImageTransformer2DModel --config config.json --part step
 kohya bench run.toml --profile                   where the time of its steps goes
@@ -100,7 +100,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="ways to run it, the baseline first, each for the parts that have it; --list shows all",
+        help="variants to measure, the baseline first, each for the parts that have it; --list shows all",
     )
     args.add_argument(
         "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
@@ -141,7 +141,7 @@ def check_bench_options(arguments: argparse.Namespace) -> None:
         if not path.is_file():
             problems.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
     problems += [
-        f"--part {part} is no part: choose from {', '.join(BENCH_PARTS)}"
+        f"--part {part} is not a part: choose from {', '.join(BENCH_PARTS)}"
         for part in _split_commas(arguments.part)
         if part not in BENCH_PARTS
     ]
@@ -170,7 +170,7 @@ def _not_together(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.script and arguments.diffusers:
         yield "--script is for --family and RUN.toml: a transformer of diffusers is trained with LoRA"
     if report.SAMPLE in _split_commas(arguments.part) and arguments.diffusers:
-        yield "--part sample is for --family and RUN.toml: pictures of other transformers are not generated here"
+        yield "--part sample is for --family and RUN.toml: images of other transformers are not generated here"
     if arguments.input and (arguments.run or arguments.family):
         yield "--input is for --diffusers: what our own families are called with is known"
     for name in ("part", "candidate", "resolution"):

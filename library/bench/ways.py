@@ -21,13 +21,13 @@ def choose_ways(
     ways = [name for name in dict.fromkeys(names) if name in pictures]
     if not trains:
         if unknown := [name for name in dict.fromkeys(names) if name not in pictures]:
-            why = "is no way to generate pictures"
+            why = "is not for generating images"
             raise ConfigError(*(unknown_name(name, pictures, PICTURE_WAYS, why) for name in unknown))
         return [], ways
     of_steps = [name for name in names if name in NAMED or name == OWN_SETTINGS or name not in pictures]
     chosen = choose(of_steps) if of_steps else []
     if not chosen or not ways:
-        template = "--candidate {names} has none for --part {part}; add one of {possible}"
+        template = "--candidate {names} has no variant for --part {part}; add one of {possible}"
         part, possible = ("sample", pictures) if chosen else ("step", [candidate.name for candidate in choose([])])
         raise ConfigError(template, names=",".join(names), part=part, possible=", ".join(possible))
     return chosen, ways

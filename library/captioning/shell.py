@@ -47,9 +47,9 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     """Return the parser of the options, from which the page also builds its form."""
     parser = kind(
         "kohya caption",
-        description="Caption images with a model. The page's room Data shows and can undo what was written.",
+        description="Caption images with a model. The page's tab Data shows what was written, and can undo it.",
     )
-    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
+    ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     tagger = ways.add_parser("wd14", help=text, description=text)
     model = "folder with model.onnx and selected_tags.csv, or a Hugging Face id such as SmilingWolf/wd-vit-tagger-v3"

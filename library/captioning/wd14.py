@@ -50,7 +50,7 @@ class Tagger:
         shape = self.session.get_inputs()[0].shape
         if len(shape) != 4 or 3 not in (shape[1], shape[3]):
             raise ConfigError(
-                "{path} takes {shape}, not images: it is no WD14 tagger", path=folder / MODEL, shape=shape
+                "{path} takes {shape}, not images: it is not a WD14 tagger", path=folder / MODEL, shape=shape
             )
         self.channels_first = shape[1] == 3  # [N,3,H,W] instead of [N,H,W,3]
         side = shape[2]
@@ -105,7 +105,7 @@ def read_tags(path: Path) -> list[tuple[str, str]]:
         ) from None
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise ConfigError(
-            "{path} is no list of tags (columns name and category): {error}", path=path, error=error
+            "{path} is not a list of tags (columns name and category): {error}", path=path, error=error
         ) from None
     if not tags:
         raise ConfigError("{path} holds no tags", path=path)

@@ -108,7 +108,7 @@ def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
     Raises ConfigError when there are no images.
     """
     if not folder.is_dir():
-        raise ConfigError("{folder} is no folder", folder=folder)
+        raise ConfigError("{folder} is not a folder", folder=folder)
     files = [
         (Path(listing.path(name)), Path(listing.path(listing.find(caption_name) or caption_name)))
         for listing in listings(folder, choices.depth)

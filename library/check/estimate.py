@@ -99,7 +99,7 @@ class MemoryEstimate:
             else ""
         )
         pace = Message(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
-        template = "Estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
+        template = "estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
         return Message(template, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)
 
 

@@ -31,18 +31,18 @@ def sentences(needs: MemoryEstimate, config: RunConfig) -> Iterator[tuple[str, M
     limit = needs.memory * 0.97 if needs.memory else None
     if limit and decoding > limit:
         template = (
-            "Sample images of {size} take about {peak} GB of GPU memory at once, more than is available: they "
-            "are decoded in tiles or on the CPU; smaller images (--w and --h in the prompt file) need less"
+            "sample images of {size} take about {peak} GB of GPU memory at once, more than is available: they are "
+            "decoded in tiles or on the CPU; smaller images (--w and --h in the prompt file) need less"
         )
         yield "hint", Message(template, **texts)
     elif limit and denoising > limit:
         template = (
-            "Sample images of {size} take about {peak} GB of GPU memory, more than is available: fewer are "
-            "generated at once (sample_batch_size); smaller images (--w and --h in the prompt file) need less"
+            "sample images of {size} take about {peak} GB of GPU memory, more than is available: fewer are generated "
+            "at once (sample_batch_size); smaller images (--w and --h in the prompt file) need less"
         )
         yield "hint", Message(template, **texts)
     else:
-        yield "ok", Message("Sample images of {size} take about {peak} GB of GPU memory", **texts)
+        yield "ok", Message("sample images of {size} take about {peak} GB of GPU memory", **texts)
 
 
 def peak_of(needs: MemoryEstimate, config: RunConfig, size: tuple[int, int]) -> float:

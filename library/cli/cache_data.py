@@ -32,10 +32,10 @@ IGNORED = ("--skip_existing",)  # of sd-scripts; valid caches are always kept he
 USAGE = """kohya cache {kind} RUN.toml [options]
 kohya cache {kind} --{family} --train_data_dir FOLDER --pretrained_model_name_or_path MODEL [options]
 
-Encodes all {what} and keeps the results beside the images, as a training with
-{option} does, in which they are not made again. Stopped, it goes on where it was. Waits while a training uses the GPUs.
+Encodes all {what} and keeps the results beside the images, where a training with
+{option} finds them. If you stop it, the next start continues there. Waits while a training uses the GPUs.
 Options are those of the training script and of the launcher: --num_processes 2 --gpu_ids 0,1 uses two GPUs,
-each for its share. {families} say for which family it is where no TOML does."""
+each for its share. Without a TOML, one of these names the family: {families}."""
 
 
 def start_caching(kind: str, argv: list[str]) -> int:

@@ -27,9 +27,11 @@ COMMANDS = {
     "queue": Command("add trainings to the queue, and change it; works without the page", "library.cli.queue:main"),
     "runs": Command("list trainings; stop, save, sample, resume, compare or remove one", "library.cli.runs:main"),
     "probe": Command(
-        "run two steps of a training, and propose settings that fit into memory", "library.cli.launch:launch_probe"
+        "run some steps of a training, and propose settings that fit into memory", "library.cli.launch:launch_probe"
     ),
-    "demo": Command("train a LoRA of a small model on drawn pictures, and show what it learned", "library.demo:main"),
+    "demo": Command(
+        "train a LoRA of a small model on images that it draws, and show what it learned", "library.demo:main"
+    ),
     "doctor": Command("check this machine: GPU, PyTorch, packages, compiling", "library.doctor.report:main"),
     "caption": Command("caption images with a local tagger or captioning model", "library.captioning.shell:main"),
     "mask": Command("make masks for a training with a local segmentation model", "library.masking.shell:main"),

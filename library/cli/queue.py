@@ -17,7 +17,7 @@ Checks a training as kohya check does, and adds it to the queue. It starts when 
 shell or the page. Options are those of the training and of the launcher, as in kohya train, and besides:
   --script SCRIPT       the training script, one of those that kohya train --help lists; else detected from the file
   --first               before all others that wait
-  --without-captions    also if no image has a caption
+  --without-captions    add it even if no image has a caption
   --json                print one JSON object instead of text"""
 
 
@@ -37,7 +37,7 @@ def _parser() -> Arguments:
     about = {
         "list": "show what waits, runs and has run",
         "move": "change the order of those that wait",
-        "pause": "start nothing new; what runs goes on",
+        "pause": "start nothing new; running trainings continue",
         "resume": "continue after a pause, a failure or a restart of the computer",
         "remove": "take an entry off the queue; restore puts it back",
         "restore": "put a removed entry back, the last one without a name",

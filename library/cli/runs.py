@@ -55,7 +55,7 @@ def _parser() -> Arguments:
             how = command.add_mutually_exclusive_group()
             how.add_argument("--now", action="store_true", help="end the step early")
             how.add_argument("--kill", action="store_true", help="end a run that hangs; unsaved work is lost")
-            command.add_argument("--pause-queue", action="store_true", help="start nothing else then")
+            command.add_argument("--pause-queue", action="store_true", help="start nothing else afterwards")
         if name == "rm":
             command.add_argument("--files", action="store_true", help="also models, states and samples that it wrote")
         if name in ("stop", "rm"):

@@ -37,7 +37,7 @@ from library.runs import refusal
 C = TypeVar("C", bound=RunConfig)
 SCRIPT_FLAGS = ("config_file", "output_config", "help")
 NO_MEMORY = (
-    "the computer ran out of memory (RAM), or reached a limit on it ({why}): close other programs, or raise the limit"
+    "the computer ran out of CPU memory, or reached a limit on it ({why}): close other programs, or raise the limit"
 )
 INTERRUPTED = 130  # the shells' exit code of Ctrl+C
 MAX_START_GAP = 5.0  # maximum seconds between the starts of processes launched together

@@ -35,7 +35,7 @@ COMPARISON = "comparison.json"
 PROMPTS_FROM_CAPTIONS = 4  # prompts made from captions
 MAX_ENCODED_IMAGES = 200  # training images to encode
 MAX_HASHED_IMAGES = 2000  # training images to hash
-NO_ENCODER = "Likeness to the training pictures was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
+NO_ENCODER = "Likeness to the training images was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
 
 
 @dataclass
@@ -268,7 +268,7 @@ class TrainingLooks:
         """Skips unreadable images and images too plain to distinguish."""
         self._known: list[tuple[str, tuple[int, int]]] = []
         for number, path in enumerate(paths):
-            report(Message("reading the training pictures"), number, len(paths))
+            report(Message("reading the training images"), number, len(paths))
             if (hashes := looks(path)) is not None:
                 self._known.append((path, hashes))
 

@@ -52,7 +52,7 @@ class ImageEncoder:
             ) from error
         if self._model.main_input_name != "pixel_values" and not hasattr(self._model, "get_image_features"):
             raise ConfigError(
-                "{folder} is no encoder of images: choose dinov2, clip or a folder with one", folder=folder
+                "{folder} is not an image encoder: choose dinov2, clip or a folder with one", folder=folder
             )
 
     def features(self, paths: Sequence[str], device: torch.device, report: Report) -> torch.Tensor:
@@ -60,7 +60,7 @@ class ImageEncoder:
         self._model.to(device)
         batches = []
         for start in range(0, len(paths), PICTURES_PER_BATCH):
-            report(Message("looking at pictures"), start, len(paths))
+            report(Message("encoding images"), start, len(paths))
             pictures = [_open_picture(path) for path in paths[start : start + PICTURES_PER_BATCH]]
             pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():

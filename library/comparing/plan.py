@@ -65,11 +65,15 @@ def run_of(name: str) -> reader.RecordedRun:
         inner = sorted(folder.glob(f"runs/*/{layout.RUN}"), key=lambda path: path.stat().st_mtime)
         if (folder / layout.RUN).is_file() or inner:
             return reader.run_at((folder if (folder / layout.RUN).is_file() else inner[-1].parent).resolve())
-        raise ConfigError("{folder} is no folder of a run: there is no {name} in it", folder=folder, name=layout.RUN)
+        raise ConfigError(
+            "{folder} is not the folder of a run: there is no {name} in it", folder=folder, name=layout.RUN
+        )
     try:
         return reader.find_run(name)
     except KeyError:
-        template = "{name} is no run: write the id that the page shows, the folder of a run, or nothing for the newest"
+        template = (
+            "{name} is not a run: write the id that the page shows, the folder of a run, or nothing for the newest"
+        )
         raise ConfigError(template, name=name) from None
 
 

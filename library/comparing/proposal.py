@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from library.config.problems import Message, counted, join_messages
 
 CLOSE = 0.002  # losses within this share of the lowest count as equal
-FEWEST_COPIES = "lowest held-out loss of the files that copy the fewest training pictures"
-FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training pictures"
+FEWEST_COPIES = "lowest held-out loss of the files that copy the fewest training images"
+FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training images"
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,22 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     candidates = [(score.copies, -score.likeness, at) for at, score in enumerate(scores) if score.likeness is not None]
     if not candidates:
-        return ProposedFile(None, Message("Nothing could be measured: choose by the pictures."))
+        return ProposedFile(None, Message("Nothing could be measured: choose by the images."))
     best = min(candidates)[-1]
-    parts = [Message("most like the training pictures"), *_about_copies(scores, best)]
+    parts = [Message("most like the training images"), *_about_copies(scores, best)]
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
 def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:
     """Return the arguments against files that copy more."""
     if scores[best].copies:
-        pictures = counted(scores[best].copies, "training picture")
+        pictures = counted(scores[best].copies, "training image")
         return [Message("it copies {pictures}, and no other file fewer", pictures=pictures)]
     later = max((score.copies for score in scores[best + 1 :]), default=0)
     earlier = max((score.copies for score in scores[:best]), default=0)
     arguments = []
     if later:
-        arguments.append(Message("later files copy {pictures}", pictures=counted(later, "training picture")))
+        arguments.append(Message("later files copy {pictures}", pictures=counted(later, "training image")))
     if earlier:
-        arguments.append(Message("earlier files copy {pictures}", pictures=counted(earlier, "training picture")))
+        arguments.append(Message("earlier files copy {pictures}", pictures=counted(earlier, "training image")))
     return arguments

@@ -41,8 +41,8 @@ def build_compare_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     arguments = Arguments(
         "kohya compare",
-        description="Compare the files that a run has saved: pictures with the same seeds, held-out loss, likeness to "
-        "the training pictures, copies of them, and which file to take. Waits while a training uses the GPU.",
+        description="Compare the files that a run has saved: images with the same seeds, held-out loss, likeness to "
+        "the training images, copies of them, and which file to take. Waits while a training uses the GPU.",
     )
     arguments.add_argument(
         "run", nargs="?", default="", metavar="RUN", help="a run's id or folder; else the newest one"
@@ -73,7 +73,7 @@ def build_compare_parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--into", type=Path, default=default_folder(), metavar="FOLDER", help="where encoders are kept"
     )
-    arguments.add_argument("--cpu", action="store_true", help="compute on the processor")
+    arguments.add_argument("--cpu", action="store_true", help="compute on the CPU")
     return arguments
 
 

@@ -112,12 +112,12 @@ def _in_environment() -> str | None:
 
 def _why_unusable(folder: Path, device: torch.device) -> MessageLike:
     if " " in str(folder) and device.type == "cpu":
-        return "PyTorch cannot compile for the processor in a folder with a blank in its name"
+        return "PyTorch cannot compile for the CPU in a folder with a blank in its name"
     nearest = nearest_existing(folder)
     if nearest is None:
         return Message("there is no {drive} here", drive=folder.absolute().anchor)
     if not nearest.is_dir():
-        return Message("{folder} is no folder", folder=nearest)
+        return Message("{folder} is not a folder", folder=nearest)
     return "" if os.access(nearest, os.W_OK) else "no permission"
 
 

@@ -85,7 +85,7 @@ class Recording:
         """Capture both passes. Return why that is impossible, "" on success. Raises torch.OutOfMemoryError."""
         if self._random_on_host:
             # A replay would repeat the numbers of the capture.
-            return "the processor draws random numbers for each pass"
+            return "the CPU draws random numbers for each pass"
         try:
             with memory.capturing(self.forward), self.states.forward(capturing=True):
                 outputs, self.tree = pytree.tree_flatten(self._call())

@@ -147,7 +147,7 @@ class PassRecorder:
         """Free all recordings and record no more; `expected` if that is a decision, not a failure."""
         self.free()
         self.why_not = why
-        logger.log(logging.INFO if expected else logging.WARNING, "Passes for pictures are not recorded: %s", why)
+        logger.log(logging.INFO if expected else logging.WARNING, "Passes for images are not recorded: %s", why)
 
     def _record(self, call: Callable[..., Any], flattened: Call) -> RecordedPass | None:
         """Record a pass. Return None if it cannot be."""
@@ -170,7 +170,7 @@ class PassRecorder:
             self.give_up(why)
             return None
         self.made[flattened.key] = recorded
-        logger.info("Recorded a pass for pictures of %s in %.1f s", flattened.shape, time.perf_counter() - began)
+        logger.info("Recorded a pass for images of %s in %.1f s", flattened.shape, time.perf_counter() - began)
         return recorded
 
 

@@ -30,7 +30,7 @@ class Launch:
 
     num_processes: int = opt(1, "processes, one per GPU", label="Number of processes", min=1)
     gpu_ids: str | None = opt(None, "which GPUs, by number (0,1); all when not set", label="GPUs")
-    cpu: bool = opt(False, "train on the processor even where there is a GPU", label="On the CPU")
+    cpu: bool = opt(False, "train on the CPU even if there is a GPU", label="On the CPU")
     num_machines: int = opt(1, "machines that train together", label="Number of machines", min=1, advanced=True)
     machine_rank: int | None = opt(None, "number of this machine, from 0", min=0, advanced=True)
     main_process_ip: str | None = opt(None, "address of the first machine", label="Main process IP", advanced=True)
@@ -39,7 +39,7 @@ class Launch:
     )
     num_cpu_threads_per_process: int | None = opt(
         None,
-        "processor threads of each process",
+        "CPU threads of each process",
         label="CPU threads per process",
         parse=parse_count,
         max=MANY,

@@ -103,7 +103,7 @@ def flatten_sections(sections: JsonMapping, problems: list[Problem] | None = Non
         for key, inner in (value if isinstance(value, Mapping) else {title: value}).items():
             place = f"[{title}]" if isinstance(value, Mapping) else Message("the part above all tables")
             if key in flat:
-                template = "stands in {first} and in {second}: keep one of the two"
+                template = "is in both {first} and {second}: keep one of the two"
                 duplicates.append(Problem(key, template, first=places[key], second=place))
             flat[key], places[key] = inner, place
     if problems is not None:

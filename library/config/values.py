@@ -308,7 +308,7 @@ def _check_path_text(path: Any) -> None:
         raise ConfigError(template, value=quoted(path))
     forbidden = FORBIDDEN_ON_WINDOWS.search(path.removeprefix("\\\\?\\")) if WINDOWS and "://" not in path else None
     if forbidden:
-        template = "has {sign}, which Windows allows in no path, got {value}"
+        template = "has {sign}, which Windows does not allow in paths, got {value}"
         raise ConfigError(template, sign=forbidden[0], value=quoted(path))
     names = path.replace("\\", "/").split("/")
     longest = max(len(name if WINDOWS else name.encode(errors="surrogatepass")) for name in names)

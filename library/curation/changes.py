@@ -194,7 +194,7 @@ def rename(collection: ImageCollection, folder: str, repeats: int, words: str) -
     changeable(collection)
     if folder not in {place.folder for place in collection.places if not place.fixed} or not folder:
         raise ConfigError(
-            "{folder} is no folder inside {root}", folder=folder or "the opened folder", root=collection.root
+            "{folder} is not a folder inside {root}", folder=folder or "the opened folder", root=collection.root
         )
     name = folder_name(repeats, words)
     if name == folder:
@@ -211,7 +211,7 @@ def gather(collection: ImageCollection, repeats: int, words: str) -> str:
     listing = folders.list_folder(collection.root)
     images = [collection.root / image for image in listing.images]
     if not images:
-        raise ConfigError("no images lie directly in {root}: there is nothing to move", root=collection.root)
+        raise ConfigError("there are no images directly in {root}, so there is nothing to move", root=collection.root)
     names = sorted(os.listdir(collection.root))
     files = dict.fromkeys([*images, *(f for image in images for f in companions(image, names))])
     moved = counted(len(images), "image")
@@ -232,7 +232,7 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
         raise ConfigError("{source} is that folder already", source=source)
     images = [source / image for image in folders.list_folder(source).images]
     if not images:
-        raise ConfigError("no images lie directly in {source}: there is nothing to copy", source=source)
+        raise ConfigError("there are no images directly in {source}, so there is nothing to copy", source=source)
     names = sorted(os.listdir(source))
     files = dict.fromkeys(
         [*images, *(f for i in images for f in companions(i, names) if f.suffix.lower() in CAPTION_SUFFIXES)]

@@ -120,7 +120,7 @@ class ImageCollection:
         """Count images, repeats, buckets and steps of a training, as the trainer does."""
         images = self._images()
         if (images_per_epoch := sum(image.repeats for image in images.items)) > MAX_IMAGES_PER_EPOCH:
-            raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{images_per_epoch:,}")
+            raise ConfigError("an epoch would have {seen} images: lower the repeats", seen=f"{images_per_epoch:,}")
         counts = summarise_images(images, self.world)
         length = training_length(self.config.steps, counts["batches_per_epoch"])
         sizes = sorted({dataset.batch_size for dataset in images.datasets})

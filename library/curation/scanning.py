@@ -98,7 +98,7 @@ def _scan_folders(collection: ImageCollection) -> None:
         if deeper:
             collection.notes.append(
                 Message(
-                    "Images in {folders} inside {name} are not used: one level is read.",
+                    "Images in {folders} inside {name} are not used: only one level of folders is read.",
                     folders=folders.some(deeper),
                     name=name,
                 )
@@ -200,5 +200,5 @@ def _remembered_facts(path: str, modified: int, num_bytes: int, reads_whole: boo
     keys."""
     size = header_size(path, modified, num_bytes)
     if min(size) < 1:
-        return size, "this is no image that can be read", 1
+        return size, "this cannot be read as an image", 1
     return size, check_file(path, reads_whole), orientation(path)

@@ -41,7 +41,7 @@ def count_by_folder(config: RunConfig, may: Callable[[str], bool], world: int = 
             rows[tables[image.dataset], sources.source_of_subset(image.subset)]["held"] += 1
     images_per_epoch = sum(row["seen"] for row in rows.values())
     if images_per_epoch > MAX_IMAGES_PER_EPOCH:
-        raise ConfigError("an epoch would have {seen} pictures: lower the repeats", seen=f"{images_per_epoch:,}")
+        raise ConfigError("an epoch would have {seen} images: lower the repeats", seen=f"{images_per_epoch:,}")
     total = summarise_images(survey.images, world)
     # Messages about a single folder are shown by its row.
     flat = {row["source"] for row in rows.values()} == {config.data.train_data_dir}

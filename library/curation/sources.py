@@ -20,7 +20,7 @@ from library.data.survey import Survey
 LEFT_OVER = Message("there are more than needed")
 HELD_OUT = Message("the same file or a copy of it is held out for validation")
 CAPTION_ELSEWHERE = "its caption is in {file}: change it there, and open its folder to change the image"
-ELSEWHERE = "it lies outside of the opened folder: open {folder} to change it"
+ELSEWHERE = "it is outside the opened folder: open {folder} to change it"
 
 
 # The trainer's own survey is used, so that the tab's counts cannot differ from the training's.
@@ -53,7 +53,7 @@ def scan_sources(
     collection.world, collection.found, collection.problems = world, survey.images, survey.problems
     notes = dict.fromkeys([*survey.other_captions, *survey.warnings, *scanning.sharing(collection)])
     if any(subset.random_crop for dataset in survey.images.datasets for subset in dataset.subsets):
-        notes["Crops are random: the shading shows a center crop."] = None
+        notes["Crops are random: the shading shows a centre crop."] = None
     collection.notes = list(notes)
     _add_images(collection, survey, report)
     return collection
@@ -77,9 +77,7 @@ def guard(config: RunConfig, may: May) -> None:
 
 def _check_allowed(paths: dict[str, None], may: May) -> None:
     if outside := [path for path in paths if not may(path)]:
-        raise ConfigError(
-            "{some}: outside of the folders of this page; start it with --root FOLDER", some=some(outside)
-        )
+        raise ConfigError("{some}: outside the folders of this page; start it with --root FOLDER", some=some(outside))
 
 
 # ---- from the trainer's images

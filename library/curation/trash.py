@@ -364,7 +364,7 @@ def _validated_path(root: Path, name: Any) -> Path:
     pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
     foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
     if pure.is_absolute() or ".." in pure.parts or foreign or not pure.parts:
-        raise ConfigError("{name} is no path inside of {root}", name=name, root=root)
+        raise ConfigError("{name} is not a path inside {root}", name=name, root=root)
     return root / pure
 
 
@@ -376,7 +376,7 @@ def _inside(root: Path, path: Path, trash_folder: Path | None = None) -> Path:
     real = path.parent.resolve() / path.name
     outside = not real.is_relative_to(root) or real == root or path.name == ".."
     if outside or (FOLDER in real.relative_to(root).parts and not (trash_folder and real.is_relative_to(trash_folder))):
-        raise ConfigError("{path} is not inside of {root}: nothing was changed", path=path, root=root)
+        raise ConfigError("{path} is not inside {root}: nothing was changed", path=path, root=root)
     return real
 
 

@@ -71,7 +71,7 @@ def open_cache_file(file: str) -> Iterator[CacheFile]:
     # Pickles can execute code, and no cache needs them.
     npz = np.load(file, allow_pickle=False)
     if not isinstance(npz, np.lib.npyio.NpzFile) or npz.zip is None:
-        raise ValueError("it is no .npz archive")
+        raise ValueError("it is not an .npz archive")
     with npz:
         if sum(entry.file_size for entry in npz.zip.infolist()) > MAX_CACHE_BYTES:
             raise ValueError("what is packed into it is too large for a cache")

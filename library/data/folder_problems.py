@@ -43,13 +43,15 @@ def about_labels(listing: Listing, is_masked: bool) -> Iterator[Problem]:
 
 def _too_often(option: str, entry: Concept) -> Problem:
     facts = {"folder": entry.folder, "repeats": f"{entry.repeats:,}", "words": entry.words}
-    template = ": {folder} asks for {repeats} repeats, which is no training; rename it to 1_{words}"
+    template = ": {folder} asks for {repeats} repeats, which is too many for a training; rename it to 1_{words}"
     return Problem(option, template, **facts)
 
 
 def _unusable(option: str, parent: Path) -> Problem | None:
     if SURROGATES.search(str(parent)):
-        return Problem(option, ": {parent} is no name in UTF-8, which a config needs; rename the folder", parent=parent)
+        return Problem(
+            option, ": {parent} is not a name in UTF-8, which a config needs; rename the folder", parent=parent
+        )
     if not parent.exists():
         return Problem(option, ": {parent} does not exist; choose the folder of your images", parent=parent)
     if not parent.is_dir():

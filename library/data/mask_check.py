@@ -110,11 +110,11 @@ OF_FILES = (
     ),
     Mistake(
         lambda mask: mask.largest == 0 < mask.brightest,
-        "masks in colors without red, the only channel that is read: {paths}; save them in grey",
+        "masks in colours without red, the only channel that is read: {paths}; save them in grey",
     ),
     Mistake(
         lambda mask: mask.is_hidden,
-        "masks of one color whose shape is in their transparency, which is not read: {paths}; save them in grey, "
+        "masks of one colour whose shape is in their transparency, which is not read: {paths}; save them in grey, "
         "without transparency",
     ),
 )
@@ -155,7 +155,7 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
         if coloured and not stops:
             notes.append(
                 about_images(
-                    "masks in color, of which only red counts: {paths}; save them in grey", paths=some_files(coloured)
+                    "masks in colour, of which only red counts: {paths}; save them in grey", paths=some_files(coloured)
                 )
             )
         all_white = bool(of_files) and all(content.share == 1 for _, content in of_files)

@@ -313,14 +313,14 @@ def _transparent(images: list[Image]) -> Iterator[Problem]:
     """Warn of images with transparent areas whose hidden colours are trained."""
     unmasked = {i.path for i in images if not (i.how.ground or i.subset.alpha_mask or i.mask_file)}
     template = (
-        "{count} with transparent areas, where the colors that the file hides are trained; set "
-        "transparent_background to a color, or alpha_mask to leave these areas out: {names}"
+        "{count} with transparent areas, where the colours that the file hides are trained; set "
+        "transparent_background to a colour, or alpha_mask to leave these areas out: {names}"
     )
     yield from _hidden_colours(unmasked, template)
     controls = {c.path for i in images for c in i.controls if not (c.how.ground or c.is_masked)}
     template = (
-        "{count} shown to the model with transparent areas, where it sees the colors that the file hides; set "
-        "transparent_background to a color: {names}"
+        "{count} shown to the model with transparent areas, where it sees the colours that the file hides; set "
+        "transparent_background to a colour: {names}"
     )
     yield from _hidden_colours(controls - {i.path for i in images}, template)
 

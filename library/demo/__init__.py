@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _build_demo_parser() -> argparse.ArgumentParser:
-    parser = Arguments("kohya demo", description="Train a LoRA of a small model on pictures that the demo draws.")
+    parser = Arguments("kohya demo", description="Train a LoRA of a small model on images that the demo draws.")
     names, default = (*families.FAMILIES, *DEMO_VARIANTS, "all"), families.SHOWN_BY_DEMO
     # Variants share their family's graphs, so compiling them, too, would double the time and show nothing new.
     help_text = f"which model; all: one of each family, without its relatives (default: {default})"
@@ -131,7 +131,7 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
     command = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
-    pictures = [f"  pictures  {demo.folder / zorb.NAME}"] if (demo.folder / zorb.NAME).exists() else []
+    pictures = [f"  images    {demo.folder / zorb.NAME}"] if (demo.folder / zorb.NAME).exists() else []
     return [
         f"Everything is in {demo.folder}",
         *pictures,

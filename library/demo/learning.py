@@ -13,7 +13,7 @@ from library.files import write_atomic
 KINDS = ("lora", "finetune")  # of training that start from the small model
 # What each prompt shows, with the prompt and its seed.
 DEMO_PROMPTS = (
-    ("what the training pictures show", f"{zorb.NAME} emoji on a blue ground", 1),
+    ("what the training images show", f"{zorb.NAME} emoji on a blue ground", 1),
     ("the same on a ground that none of them has", f"{zorb.NAME} emoji on a {zorb.UNSEEN_GROUND} ground", 2),
     ("two things that the model knew before", "red apple emoji on a white ground", 3),
     ("", "cat face emoji on a blue ground", 4),
@@ -42,7 +42,7 @@ def write_learning_files(folder: Path, family: str, files: Mapping[str, Path], c
 
 
 def prompt_text(small: SmallModel) -> str:
-    """Return the prompt file: what the training pictures show, and what the model knew before."""
+    """Return the prompt file: what the training images show, and what the model knew before."""
     lines = []
     for about, prompt, seed in DEMO_PROMPTS:
         lines += [f"# {about}"] if about else []
@@ -60,7 +60,7 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
             (
                 "reg_data_dir",
                 str(folder / KNOWN_PICTURES),
-                "other pictures, so that the model does not forget what it knows",
+                "other images, so that the model does not forget what it knows",
             ),
             ("resolution", f"{zorb.SIDE},{zorb.SIDE}", 'real: "1024,1024"'),
             ("train_batch_size", 4, "real: 1 or 2"),
@@ -94,6 +94,6 @@ def _learning(kind: str, small: SmallModel, module: str) -> Tables:
         ("network_dim", small.rank, "real: 16 or 32"),
         ("network_alpha", small.alpha, ""),
         ("network_train_unet_only", True, "the text encoders are not trained"),
-        ("prior_loss_weight", 0.5, "how much the pictures in reg_data_dir count"),
+        ("prior_loss_weight", 0.5, "how much the images in reg_data_dir count"),
     ]
     return {"network": network, "optim": optim}

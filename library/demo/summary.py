@@ -92,7 +92,7 @@ def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig,
     steps = str(counted(len((fast or eager).losses), "step"))
     lines = [f"{configs.title_of_training(config.script, model)}, {steps}", *outcome_table(outcomes), ""]
     if not learns:
-        lines.append("  This model has random weights, so its pictures would be noise: none is shown.")
+        lines.append("  This model has random weights, so its images would be noise: none is shown.")
     if fast and fast.compiled and (difference := largest_difference(eager, fast)) is not None:
         lines.append(f"  With and without compile the losses differ by at most {difference:.2g} of their size.")
         lines += [f"  {line}" for line in verdict(config.family, eager, fast)]
@@ -135,7 +135,7 @@ def verdict(family: str, eager: Outcome, fast: Outcome) -> list[str]:
                 f"after {spent:.1f} s of compiling."
             )
     if fast.device == "cpu":
-        lines.append("On a processor compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
+        lines.append("On a CPU compiling often does not pay: torch.compile is for GPUs, and this model is tiny.")
         lines.append(gain(family))
     return lines
 
@@ -230,7 +230,7 @@ def write_picture(run: Path) -> list[str]:
     missing = [f"  Some samples could not be generated: {'; '.join(failed)}"] if failed else []
     sheet = arrange_samples(samples)
     if sheet is None:
-        return ["There is no picture of what was learned, as the training left no samples to compare.", *missing]
+        return ["There is no image of what was learned, as the training left no samples to compare.", *missing]
 
     def opened(place: int) -> Image.Image | None:
         path = Path(str(facts.get("folder") or "."), str(samples[place].get("file")))
@@ -244,7 +244,7 @@ def write_picture(run: Path) -> list[str]:
     write_atomic(path, draw_sheet(sheet, opened).save)
     columns = "the base model, the LoRA halfway, and at the end" if len(sheet.steps) > 2 else "before and after"
     return [
-        f"What it has learned, as a picture: {path}",
+        f"What it has learned, as an image: {path}",
         f"  Each row is a prompt; the columns are {columns}.",
         *missing,
     ]

@@ -216,7 +216,7 @@ def suggest_for_pictures(findings: list[MachineFinding]) -> MachineFinding:
     """Recommend settings for generating images, with the reasons."""
     facts = machine_facts(findings)
     options = {name: value for each, _ in advice.settings_for_pictures(facts) for name, value in each.items()}
-    return ok("pictures", advice.pictures_sentence(facts), options=options)
+    return ok("images", advice.pictures_sentence(facts), options=options)
 
 
 def machine_facts(findings: list[MachineFinding]) -> advice.MachineFacts:

@@ -273,7 +273,7 @@ def _refuse_other_host(request: Any) -> None:
         return
     if scheme != "https" or not any(host == domain or host.endswith(f".{domain}") for domain in HOSTS):
         raise ConfigError(
-            "The hub has redirected to {host}, which is no address of Hugging Face: it was not followed.", host=host
+            "The hub redirects to {host}, which is not an address of Hugging Face, so that was not followed.", host=host
         )
 
 

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 def build_download_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = Arguments("kohya models", description="Find models on this computer, or download them from Hugging Face.")
-    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
+    ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = "models on this computer, by what their files hold"
     list_parser = ways.add_parser("list", help=text, description=text)
     list_parser.add_argument(
@@ -81,7 +81,9 @@ def files_of_title(name: str) -> list[str]:
     if name.count("/") < 2:
         titles = ", ".join(model.title for facts in families.all_families() for model in facts.hub_models)
         raise ConfigError(
-            "{name} is no known model: write owner/name/file.safetensors, or one of {titles}", name=name, titles=titles
+            "{name} is not a known model: write owner/name/file.safetensors, or one of {titles}",
+            name=name,
+            titles=titles,
         )
     return [name]
 

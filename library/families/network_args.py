@@ -44,7 +44,7 @@ class LycorisArgs:
     """`lycoris.kohya`: the arguments of the lycoris-lora package, and the blocks that it adapts."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("All layers", "Everything that the type of adapter can be on.", {}),
+        LayerPreset("All layers", "All layers that this type of adapter supports.", {}),
         LayerPreset(
             "Attention and MLP",
             "No convolutions, in both the image model and the text encoders.",
@@ -138,7 +138,7 @@ class LycorisArgs:
         elif self.preset not in LAYER_PRESETS and not Path(os.path.expanduser(self.preset)).is_file():
             yield wrong_argument(
                 "preset",
-                "{preset} is no file, and none of {presets}",
+                "{preset} is neither a file nor one of {presets}",
                 preset=quoted(self.preset),
                 presets=", ".join(LAYER_PRESETS),
             )

@@ -224,7 +224,7 @@ def _import_stored_length(builder: ImportBuilder) -> None:
     if not builder.number("ss_max_train_steps") and (epochs := builder.number("ss_num_epochs")):
         builder.rename("ss_num_epochs", "max_train_epochs", int(epochs))
     elif "ss_num_epochs" in builder.source:
-        builder.ignore("ss_num_epochs", "max_train_steps is set, and wins")
+        builder.ignore("ss_num_epochs", "max_train_steps is set and takes precedence")
 
 
 def _import_stored_images(builder: ImportBuilder) -> None:

@@ -170,7 +170,7 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         builder.change("model.quantize", text, values)
     elif quantized:
         builder.ignore("model.quantize", "weights that learn have at least 16 bits")
-    text = "is part of model.quantize" if quantized else "nothing is quantized"
+    text = "is part of model.quantize" if quantized else "nothing is quantised"
     builder.explain(text, "model.quantize_te", "model.qtype", "model.qtype_te")
     _import_extra_networks(builder)
     if path := builder.get("model.assistant_lora_path"):

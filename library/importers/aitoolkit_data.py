@@ -192,9 +192,9 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
     shared = {name: DEFAULTS.get(name) if value is None else value for name, value in shared.items()}
     for name, flag in flags.items():
         if builder.get(f"sample.{name}") is not None:
-            builder.change(f"sample.{name}", Message("stands in the prompt file as {flag}", flag=flag))
+            builder.change(f"sample.{name}", Message("is {flag} in the prompt file", flag=flag))
     if builder.family == "zimage":
-        text = "stands in the prompt file as --l, less 1: the scale of this model is 0 without a negative prompt"
+        text = "is --l in the prompt file, less 1: the scale of this model is 0 without a negative prompt"
         builder.explain(text, "sample.guidance_scale")
     lines = []
     for sample in map(_split_prompt_options, prompts):

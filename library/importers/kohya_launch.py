@@ -11,7 +11,7 @@ from library.importers.builder import ImportBuilder, is_empty, is_on, to_number
 THREADS = 2  # per process: kohya_ss's default, which counts as not set
 WHOLE_NUMBER_KEYS = ("num_processes", "num_machines", "main_process_port", "num_cpu_threads_per_process")
 KEYS = (*WHOLE_NUMBER_KEYS, "gpu_ids", "extra_accelerate_launch_args")
-PLACE = "on the page it stands in Several GPUs, and in a shell it goes to `kohya train`"
+PLACE = "on the page it is under Several GPUs, and in a shell it goes to `kohya train`"
 
 
 def read_launch_settings(settings: JsonMapping) -> JsonObject:

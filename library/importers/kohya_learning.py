@@ -15,11 +15,11 @@ def read_length(builder: ImportBuilder, tab: str) -> None:
         builder.keep("max_train_epochs", int(epochs))
         for key in ("max_train_steps", "epoch"):
             if key in builder.source:
-                builder.ignore(key, "max_train_epochs is set, and wins")
+                builder.ignore(key, "max_train_epochs is set and takes precedence")
     elif steps and steps > 0:
         builder.keep("max_train_steps")
         if "epoch" in builder.source:
-            builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only where it is 0")
+            builder.ignore("epoch", "max_train_steps is set; kohya_ss uses epoch only if it is 0")
     else:
         count = max(1, int(epoch or 1))
         text = "{count} is max_train_epochs: kohya_ss counts the images for it and computes steps"
@@ -48,7 +48,7 @@ def read_warmup(builder: ImportBuilder, tab: str) -> None:
         )
     elif steps and steps > 0:
         builder.keep("lr_warmup_steps", int(steps))
-        builder.ignore("lr_warmup", "lr_warmup_steps is set, and wins")
+        builder.ignore("lr_warmup", "lr_warmup_steps is set and takes precedence")
     elif percent and percent > 0:
         share: float | int = percent / 100
         if share >= 1:
@@ -128,7 +128,9 @@ def read_encoder_end(builder: ImportBuilder, tab: str) -> None:
     if step:
         text = "{step} is a step: the page of kohya_ss calls it a percentage, but its training reads a step"
         builder.change(ENCODER_END, Message(text, step=int(step)), {ENCODER_END: int(step)})
-        builder.explain(Message("{option} is set, and wins", option=option_name(ENCODER_END)), OLD_ENCODER_END)
+        builder.explain(
+            Message("{option} is set and takes precedence", option=option_name(ENCODER_END)), OLD_ENCODER_END
+        )
     elif percent and (percent < 0 or total):
         end = -1 if percent < 0 else math.ceil(total * percent / 100)
         builder.change(OLD_ENCODER_END, describe({ENCODER_END: end}), {ENCODER_END: end})

@@ -149,7 +149,7 @@ def _import_old_names(builder: ImportBuilder, tab: str) -> None:
     old = builder.source.get("use_8bit_adam")
     if "use_8bit_adam" in builder.source:
         if builder.get("optimizer"):
-            builder.ignore("use_8bit_adam", "optimizer is set, and wins")
+            builder.ignore("use_8bit_adam", "optimizer is set and takes precedence")
         elif is_on(old):
             builder.change("use_8bit_adam", "becomes optimizer_type = AdamW8bit", {"optimizer_type": "AdamW8bit"})
     if "use_wandb" in builder.source:  # kohya_ss enables it for this value only

@@ -143,7 +143,7 @@ def _import_scripts_prompts(builder: ImportBuilder) -> None:
         builder.texts["sample_prompts"] = f"{' '.join(str(prompt).split())} {flag_text}\n"
         builder.explain(describe_prompts(1), "positive_prompts")
     builder.explain(
-        "prompts of previews have these settings",
+        "sample prompts have these settings",
         "enable_preview",
         *(key for key in keys if key not in builder.outcomes),
     )

@@ -155,7 +155,7 @@ def _apply_musubi_defaults(builder: ImportBuilder, module: str) -> None:
         builder.set_by("network_args", text, {"network_args": arguments})
     elif module == "networks.lora_krea2":
         arguments = [*_network_args_list(builder), *ALL_LAYERS_OF_KREA_2]
-        text = Message("{trainer} trains the layers outside of blocks as well", trainer=TRAINER)
+        text = Message("{trainer} trains the layers outside the blocks as well", trainer=TRAINER)
         builder.set_by("network_args", text, {"network_args": arguments})
 
 
@@ -183,7 +183,7 @@ def find_musubi_family(settings: JsonMapping, script: str) -> str:
     has_module = bool(module) and module not in MUSUBI_TABLES["lycoris"] and not module.startswith("lycoris")
     if not has_module and not is_empty(settings.get(ambiguous_key := "text_encoder")):
         raise ConfigError(
-            "this file of {trainer} is for {other} and does not say for which: say it with kohya import --script",
+            "this file of {trainer} is for {other} and does not say which: name it with kohya import --script",
             trainer=TRAINER,
             other=MUSUBI_TABLES["other_keys"][ambiguous_key],
         )

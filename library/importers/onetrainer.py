@@ -53,7 +53,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     names_given = " ".join(own_name(builder.get(key)) for key in ("transformer.model_name", "base_model_name"))
     chooses_version(builder, "model_type", names_given)
     if is_on(builder.get("masked_training")) and kind != "fill":
-        text = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as there"
+        text = "masked_loss = true; <name>-masklabel.png beside <name> is its mask, as in OneTrainer"
         builder.change("masked_training", text, {"masked_loss": True})
         if is_on(builder.get("normalize_masked_area_loss")):
             builder.keep("normalize_masked_area_loss")
@@ -65,7 +65,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         of_networks = EMBEDDING_IMPORTS
     for part in (*of_networks, *onetrainer_data.DATA_IMPORTS):
         part(builder)
-    unet = {} if builder.is_unet else {"unet.": "it is no part of this model"}
+    unet = {} if builder.is_unet else {"unet.": "it is not a part of this model"}
     builder.ignore_rest(ONETRAINER_TABLES["ignored"] | unet)
     if source["model_type"] == "CHROMA_1" and builder.family == "flux":
         chooses_chroma(builder, "model_type")
@@ -175,6 +175,6 @@ def fill_missing(settings: JsonMapping) -> tuple[JsonObject, frozenset[str], lis
             filled[key] = default
         elif isinstance(default, float | int) and not isinstance(default, bool) and to_number(value) is None:
             filled[key] = default
-            template = "{key}: {value} is no number, so OneTrainer's default {default} is used"
+            template = "{key}: {value} is not a number, so OneTrainer's default {default} is used"
             notes.append(Message(template, key=key, value=repr(value), default=f"{default:g}"))
     return filled, frozenset(ONETRAINER_TABLES["defaults"].keys() - settings.keys()), notes

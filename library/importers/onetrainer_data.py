@@ -225,7 +225,7 @@ def _onetrainer_subset(builder: ImportBuilder, concept: JsonMapping, repeats: in
     if (source := str(text.get("prompt_source") or "sample")) != "sample":
         note(Message("captions come from text files beside the images here, not from {source}", source=source))
     if is_on(concept.get("include_subdirectories")):
-        note(Message("folders inside of it are not read; name each as an image_dir"))
+        note(Message("folders inside it are not read; name each as an image_dir"))
     if (weight := to_number(concept.get("loss_weight"))) not in (None, 1):
         note(Message("its loss weight {weight} is not offered here; num_repeats weighs images", weight=f"{weight:g}"))
     return {key: value for key, value in subset.items() if not is_empty(value) and value is not False}

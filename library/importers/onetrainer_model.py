@@ -69,7 +69,7 @@ def import_other_dtypes(builder: ImportBuilder) -> None:
     """Import the dtypes of text encoders, VAE and adapters, as far as they are options here."""
     for name in ENCODER_KEYS:
         if builder.get(f"{name}.weight_dtype"):
-            text = "text encoders have the format of fp8_base where that is set, else mixed_precision"
+            text = "text encoders have the format of fp8_base if that is set, else mixed_precision"
             builder.change(f"{name}.weight_dtype", text)
     full = dtype(builder, "vae") in ("FLOAT_32", "TFLOAT_32")
     key = "vae.weight_dtype"

@@ -59,7 +59,7 @@ PART_OPTIONS = {
     "anima": ("qwen3", "vae"),
 }
 ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
-PREPARED = "it is said in the dataset file that the import writes"
+PREPARED = "it is in the dataset file that the import writes"
 NO_IMAGES = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
 NO_FOLDERS = "none of its data sets is a folder of this computer; name the images with train_data_dir or dataset_config"
 OWN_LAYERS = "the choice of layers is not carried over; make it in network_args ({names})"
@@ -169,11 +169,13 @@ def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | N
         if not isinstance(entry, Mapping)
     ]
     if notes is not None and invalid:
-        template = "{key}: entries are left out that are no tables of names and values: {entries}"
+        template = "{key}: entries that are not tables of names and values are left out: {entries}"
         more = [Message("...")] if len(invalid) > MAX_NAMED else []
         notes.append(Message(template, key=key, entries=join_messages([*invalid[:MAX_NAMED], *more])))
     elif notes is not None and not isinstance(value, list) and not is_empty(value):
-        notes.append(Message("{key} is left out: it is no list of tables, but {value}", key=key, value=quoted(value)))
+        notes.append(
+            Message("{key} is left out: it is not a list of tables, but {value}", key=key, value=quoted(value))
+        )
     return [table for table in listed if isinstance(table, Mapping)]
 
 
@@ -188,7 +190,7 @@ def texts_of_list(value: JsonValue, key: str, notes: list[MessageLike]) -> list[
     if invalid:
         notes.append(
             Message(
-                "{key}: entries are left out that are no texts: {entries}",
+                "{key}: entries that are not texts are left out: {entries}",
                 key=key,
                 entries=join_messages(invalid[:MAX_NAMED]),
             )
@@ -202,7 +204,7 @@ def table_in(outer: JsonMapping, key: str, place: MessageLike, notes: list[Messa
     if isinstance(inner, Mapping):
         return inner
     if not is_empty(inner):
-        template = "{place}: {key} is left out: it is no table of names and values, but {value}"
+        template = "{place}: {key} is left out: it is not a table of names and values, but {value}"
         notes.append(Message(template, place=place, key=key, value=quoted(inner)))
     return {}
 
@@ -240,7 +242,7 @@ def import_assistant(builder: ImportBuilder, key: str, path: str, strength: floa
     added = "" if strength == 1 else f":{strength:g}"
     if is_hub_name(path):
         name = f"{path}/{DIFFUSERS_LORA}{added}" if path.count("/") == 1 else f"{path}{added}"
-        text = Message("assistant_lora = {name}, which is downloaded where it is missing", name=name)
+        text = Message("assistant_lora = {name}, which is downloaded if it is missing", name=name)
         builder.change(key, text, {"assistant_lora": name})
         return
     if path.endswith(".safetensors"):

@@ -183,7 +183,7 @@ def _weighted_file(line: str, field: CommandField, guard: Guard) -> str:
         number = float(weight)
     except ValueError:
         raise ConfigError(
-            "{label}: the weight of {path} is {weight}, which is no number",
+            "{label}: the weight of {path} is {weight}, which is not a number",
             label=field.label,
             path=path,
             weight=repr(weight),

@@ -145,12 +145,12 @@ def replace_mask(
                     raise ConfigError("this mask has too many pixels: load the page again")
                 # Cross-multiplied aspect ratios; the page rounds the sides of what it displays by up to a pixel.
                 if abs(painted.width * size[1] - painted.height * size[0]) > max(*size, *painted.size):
-                    raise ConfigError("this mask has not the shape of its image: open the folder again")
+                    raise ConfigError("this mask does not have the shape of its image: open the folder again")
                 grey = painted.convert("L").resize(size, Image.Resampling.BILINEAR)
         except ConfigError:
             raise
         except Exception as error:  # decoders' exceptions have no common class
-            raise ConfigError("this is no mask that the page has painted: load the page again") from error
+            raise ConfigError("this mask was not painted in the page: load the page again") from error
     with trash.lock(masks.resolve()), trash.Change(masks, f"Mask of {file.stem}") as change:
         target = file.with_suffix(".png")
         if file != target and file.is_file():
@@ -203,7 +203,7 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
 
     Raises ConfigError when there are no images, or when two would have the same mask."""
     if not images.is_dir():
-        raise ConfigError("{folder} is no folder", folder=images)
+        raise ConfigError("{folder} is not a folder", folder=images)
     image_files = [Path(listing.path(name)) for listing in listings(images, 1) for name in listing.images]
     if not image_files:
         raise ConfigError("there are no images in {folder}, nor in the folders inside it", folder=images)

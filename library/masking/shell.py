@@ -51,7 +51,7 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
         "kohya mask",
         description="Make masks: bright where a training learns. The page shows them over the images, to be corrected.",
     )
-    ways = parser.add_subparsers(dest="way", metavar="WAY", required=True)
+    ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = (
         "masks by CLIPSeg, which finds what words describe, or by a model that knows classes (SegFormer, Mask2Former)"
     )
@@ -60,7 +60,9 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     text = "folder with config.json and .safetensors, or a Hugging Face id, downloaded once"
     model_parser.add_argument("--model", required=True, metavar="MODEL", help=text)
     model_parser.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
-    model_parser.add_argument("--threshold", type=float, default=0.4, help="of CLIPSeg: lower takes more of the image")
+    model_parser.add_argument(
+        "--threshold", type=float, default=0.4, help="for CLIPSeg: lower values take more of the image"
+    )
     _add_mask_options(model_parser)
     model_parser.add_argument(
         "--into",

@@ -158,7 +158,7 @@ def choose_candidates(names: Iterable[str], of_run: bool, device: str, option_na
     possible = {c.name: c for c in (*yours, *fitting)}
     if unknown := [name for name in dict.fromkeys(requested) if name not in possible]:
         elsewhere = {candidate.name for candidate in ALL if candidate.needs not in ("", device)}
-        raise ConfigError(*(unknown_name(name, possible, elsewhere, "is no candidate") for name in unknown))
+        raise ConfigError(*(unknown_name(name, possible, elsewhere, "is not a known variant") for name in unknown))
     return [possible[name] for name in dict.fromkeys(requested)]
 
 

@@ -73,7 +73,7 @@ def _vectors(path: Path) -> dict[str, Tensor]:
     if not tensors or any(
         not isinstance(vectors, Tensor) or vectors.dim() not in (1, 2) for vectors in tensors.values()
     ):
-        raise ConfigError("{path} is no embedding file", path=path)
+        raise ConfigError("{path} is not an embedding file", path=path)
     return tensors
 
 

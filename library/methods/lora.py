@@ -95,7 +95,7 @@ class LoraAdapters(TrainingMethod):
                     continue
                 self.adapters[name].load(adapters[name])
             except KeyError as e:
-                errors.append(Message("{name} has no {key} in the file, so it is no LoRA", name=name, key=e.args[0]))
+                errors.append(Message("{name} has no {key} in the file, so it is not a LoRA", name=name, key=e.args[0]))
             except (ValueError, RuntimeError) as e:
                 errors.append(Message("{name} {why}", name=name, why=e))
         if errors:

@@ -48,5 +48,5 @@ def _preset_of_file(preset: str) -> JsonObject:
         return toml
     except (ValueError, TypeError, AttributeError) as e:
         raise ConfigError(
-            wrong_argument("preset", ": {path} is no preset of LyCORIS: {why}", path=preset, why=e)
+            wrong_argument("preset", ": {path} is not a preset of LyCORIS: {why}", path=preset, why=e)
         ) from e

@@ -183,7 +183,7 @@ def schedule_notes(config: RunConfig) -> Iterator[Problem]:
     if _falls_at_the_end(config) and not config.optim.lr_decay_steps:
         yield Problem(
             "lr_decay_steps",
-            "is 0, so the learning rate of warmup_stable_decay never falls: set it to 10%, say",
+            "is 0, so the learning rate of warmup_stable_decay never falls: set it to 10%, for example",
             also="lr_scheduler",
             fix={"lr_decay_steps": 0.1},
         )

@@ -18,7 +18,7 @@ PURPOSES = {"character": "Character or object", "style": "Style", "edit": "Edit"
 MEANT = {
     "character": "One person, character or thing, which your images show in different places.",
     "style": "The look that all your images share, whatever they show.",
-    "edit": "A change to a picture: each of your images shows it done, its reference image before.",
+    "edit": "A change to an image: your images show the result, their reference images the original.",
 }
 ROUNDED_TO = 50  # proposed steps are multiples of this
 Condition = Mapping[str, tuple[str, ...]]  # option -> its values

@@ -16,8 +16,8 @@ TIMEOUT = 20  # timeout of that process in seconds
 FULL_SHARE = 0.95  # share of a GPU's own memory that counts as full
 GROWN = 0.5  # GiB of additional shared memory that count as spilling
 SPILLED = (
-    "The GPU's memory is full, and {size} GiB of this training are in the computer's memory, which slows its steps "
-    "down many times: lower the batch size or the resolution, or use gradient_checkpointing or blocks_to_swap"
+    "The GPU's memory is full, and {size} GiB of this training are in CPU memory, which makes its steps many times "
+    "slower: lower the batch size or the resolution, or use gradient_checkpointing or blocks_to_swap"
 )
 # WMI names are English on every Windows, unlike typeperf's counters. [_] is a literal _, which alone matches any
 # character.

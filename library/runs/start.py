@@ -72,7 +72,9 @@ def begin_job(job: TrainingJob) -> str:
         active = [run for run in reader.runs() if run.active and run.is_here]
         devices = gpu_slots.choose_devices(job.how, gpu_slots.free_devices(run.facts for run in active))
         if not devices and not active:
-            raise ConfigError("The GPU generates images or makes a cache: wait until that has ended, or stop it there.")
+            raise ConfigError(
+                "The GPU is generating images or making a cache: wait until that has ended, or stop it there."
+            )
         if not devices:
             names = together([run.name for run in active])
             template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."

@@ -131,7 +131,7 @@ def refuse_ended(run: reader.RecordedRun) -> None:
 def refuse_early_kill(run: reader.RecordedRun) -> None:
     """Raise ConfigError unless a run that should end hangs."""
     if not hangs(run):
-        raise ConfigError(Problem("", "It has reported within the last minutes: let it save and stop.", code="busy"))
+        raise ConfigError(Problem("", "It has reported in the last few minutes: let it save and stop.", code="busy"))
 
 
 def hangs(run: reader.RecordedRun) -> bool:

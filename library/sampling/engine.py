@@ -245,7 +245,7 @@ class PictureEngine:
         except ConfigError as error:
             self.why_eager = error.said
             level = logging.WARNING if self._config.sample.sample_compile == "true" else logging.INFO
-            logger.log(level, "Pictures are not compiled: %s", self.why_eager)
+            logger.log(level, "Images are not compiled: %s", self.why_eager)
             return
         self.recorder.free()  # of eager blocks
 
@@ -253,14 +253,14 @@ class PictureEngine:
         self.plan.give_up(why)
         self.why_eager = why
         self.recorder.free()
-        logger.warning("Compiling failed for pictures (%s); they are generated without it", why)
+        logger.warning("Compiling failed for images (%s); they are generated without it", why)
         self._enter()
 
     def _note_graphs(self) -> None:
         if self.plan.state is PlanState.COMPILING and self.plan.log.events:
             self.plan.on(PlanEvent.PROVE)
             total = self.plan.log.summary()
-            logger.info("Compiled %d graphs for pictures in %.1f s", total["num_graphs"], total["seconds"])
+            logger.info("Compiled %d graphs for images in %.1f s", total["num_graphs"], total["seconds"])
 
     # ---- the way that passes run
 

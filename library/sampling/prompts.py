@@ -195,7 +195,7 @@ def _from_toml(tables: JsonMapping) -> Iterator[Parsed]:
         yield Prompt(""), [Message("{options}: only [prompt] is read; move it there", options=", ".join(outside))]
     for number, entry in enumerate(entries, start=1):
         if repeated := sorted(common.keys() & entry.keys()):
-            template = "subset {number}: {options} stands in [prompt] too; keep one of the two"
+            template = "subset {number}: {options} is in [prompt], too; keep one of the two"
             yield Prompt(""), [Message(template, number=number, options=", ".join(repeated))]
         else:
             yield _from_mapping({**common, **entry}, Message("subset {number}", number=number))

@@ -112,7 +112,7 @@ def build_sample_parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept"
     )
-    arguments.add_argument("--cpu", action="store_true", help="generate on the processor")
+    arguments.add_argument("--cpu", action="store_true", help="generate on the CPU")
     return arguments
 
 
@@ -162,7 +162,7 @@ def weighted(text: str) -> tuple[Path, float]:
     try:
         return Path(path), float(number)
     except ValueError:
-        raise ConfigError("{text}: the strength is no number, write FILE=0.8", text=text) from None
+        raise ConfigError("{text}: the strength is not a number; write FILE=0.8", text=text) from None
 
 
 def word_of(config: Path) -> str:
@@ -247,7 +247,7 @@ def read_sample_config(path: Path, options: JsonMapping, script_of: Callable[[Pa
     else:
         recognised = recognise_file(path)
         if not recognised.family:
-            raise ConfigError("{path} is {words}, and no base model", path=path, words=recognised.words)
+            raise ConfigError("{path} is {words}, not a base model", path=path, words=recognised.words)
         kind = families.config_class(families.lora_script(recognised.family))
         values = {MODEL_OPTION: str(path), **recognised.options}
     if "base_weights" in options:  # its own strengths, not those of the TOML's files

@@ -204,7 +204,7 @@ def _additions(
         where = model.bias_place(module)
         if where is None or model.shapes[where.key][0] // where.parts != bias.numel():
             raise ConfigError(
-                "{path} changes the bias of {module}, which {model} has not: is it for another model?",
+                "{path} changes the bias of {module}, which {model} does not have: is it for another model?",
                 path=path,
                 module=module.kohya,
                 model=model.path,
@@ -222,7 +222,7 @@ def _fitting(model: ModelFile, module: Module, sizes: tuple[int, int] | None, pa
         if module.part != "denoiser" and not any(model.size(m) for m in model.modules(False) if m.part == module.part):
             return None
         raise ConfigError(
-            "{path} has the module {module}, which {model} has not: is it for another model?",
+            "{path} has the module {module}, which {model} does not have: is it for another model?",
             path=path,
             module=module.kohya,
             model=model.path,

@@ -148,7 +148,7 @@ def verify(arguments: argparse.Namespace) -> int:
         modules = counted(len(findings.modules), "module")
         print(f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}")
         if norms:
-            print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, middle {norms[len(norms) // 2]:.4g}")
+            print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, median {norms[len(norms) // 2]:.4g}")
     for text in findings.warnings:
         print(f"warning: {text}")
     for text in findings.problems:
@@ -194,7 +194,7 @@ def metadata(arguments: argparse.Namespace) -> int:
 def build_tools_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argparse.ArgumentParser:
     """Return the options of all tools; the page derives its forms from these (forms.py)."""
     parser = kind("kohya tools", description="Tools for LoRA files. Nothing that exists is ever overwritten.")
-    tools = parser.add_subparsers(metavar="NAME", required=True)
+    tools = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def tool(run: Callable[[argparse.Namespace], int], description: str) -> Any:
         subparser = tools.add_parser(run.__name__, help=description, description=description)
@@ -265,7 +265,7 @@ def _resize(parser: argparse.ArgumentParser) -> None:
         choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
         help="how the rank of each module is found (%(default)s)",
     )
-    text = "of the dynamic methods: sv_ratio above 1, the others a share to keep"
+    text = "for the dynamic methods: sv_ratio takes a number above 1, the others a share to keep"
     parser.add_argument("--parameter", type=float, help=text)
     parser.add_argument("--verbose", action="store_true", help="a line for every module")
     _add_output_options(parser)
@@ -276,7 +276,7 @@ def _metadata(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="show as JSON")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
     parser.add_argument(
-        "--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin so: ss_*"
+        "--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin like it: ss_*"
     )
     parser.add_argument("--out", type=Path, help="the new file")
     parser.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
@@ -296,7 +296,7 @@ def _weighted(text: str) -> tuple[str, float]:
         number = float(weight)
     except ValueError:
         raise ConfigError(
-            "the weight of {path} is {weight}, which is no number: write {example}",
+            "the weight of {path} is {weight}, which is not a number: write {example}",
             path=name,
             weight=repr(weight),
             example=f"{name}=0.5",

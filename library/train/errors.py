@@ -53,7 +53,7 @@ def explain_error(error: BaseException, config: RunConfig, doing: Message, newes
     if lacks_memory(error):
         ways = Message("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
         return ConfigError(
-            "the computer ran out of memory, RAM ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
+            "the computer ran out of CPU memory ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
     if isinstance(error, NotFiniteError):
         return damaged_model(error)

@@ -195,7 +195,9 @@ class Journal:
         share = min(total[1] / max(time.monotonic() - self._began, 1e-3), 1.0)
         self.event("preview", step=step, pictures=pictures, seconds=round(seconds, 3), share=round(share, 4))
         self.note(previews={"pictures": total[0], "seconds": round(total[1], 3), "share": round(share, 4)})
-        self.say(f"{counted(pictures, 'picture')} in {seconds:.1f} s; samples took {share:.0%} of the training so far")
+        self.say(
+            f"{counted(pictures, 'sample image')} in {seconds:.1f} s; samples took {share:.0%} of the training so far"
+        )
 
     def saving(self, state: Path, step: int) -> None:
         # The record then names it even if the process is killed meanwhile.

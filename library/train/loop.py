@@ -48,7 +48,7 @@ from library.train.step_log import StepLog
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
-NO_UTILIZATION = "the utilization of the GPU is not logged ({why})"
+NO_UTILIZATION = "the utilisation of the GPU is not logged ({why})"
 
 
 def run_training(

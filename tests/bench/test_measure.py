@@ -203,7 +203,7 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
         ([], "name one thing to measure"),
         (["--family", "flux", "run.toml"], "name one thing to measure"),
         (["no.toml"], "no.toml does not exist"),
-        (["--family", "flux", "--part", "wheels"], "--part wheels is no part: choose from encoders"),
+        (["--family", "flux", "--part", "wheels"], "--part wheels is not a part: choose from encoders"),
         (["--family", "flux", "--resolution", "1000"], "--resolution 1000 must be a multiple of 64"),
         (["--family", "flux", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["--family", "flux", "--device", "cuda:9"], "--device cuda:9 cannot be used here"),

@@ -31,10 +31,10 @@ def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
     assert around[-1] == report.DECODE and len(around) == 1 + len(subject.encoders())
     rows = rows[len(around) :]
     assert [row["candidate"] for row in rows] == [way for way in ways for _ in range(3)]
-    assert [row["part"] for row in rows[:3]] == ["first picture", "denoising step", "picture of 4 steps"]
-    for row in (row for row in rows if row["part"] != "first picture"):
+    assert [row["part"] for row in rows[:3]] == ["first image", "denoising step", "image of 4 steps"]
+    for row in (row for row in rows if row["part"] != "first image"):
         assert ("skipped" in row) == row["candidate"].endswith("cached") and 0 <= row.get("skipped", 0) <= 0.5
-    for row in (row for row in rows if row["part"] != "first picture"):
+    for row in (row for row in rows if row["part"] != "first image"):
         compiled = "compiled" in row["candidate"]
         assert ("compile" in row) == compiled and (not compiled or row["compile"]["num_graphs"] > 0)
         assert row["not_recorded"]  # on a CPU
@@ -55,13 +55,13 @@ CHOSEN = {
 WAYS = ["eager", "compiled", "compiled+cached", "attention math"]
 REFUSED = {
     ("sample", "compild,checkpointing"): (
-        "--candidate compild is no way to generate pictures (did you mean compiled?); choose from eager",
-        "--candidate checkpointing is no way to generate pictures",
+        "--candidate compild is not for generating images (did you mean compiled?); choose from eager",
+        "--candidate checkpointing is not for generating images",
     ),
     ("sample", "recorded"): ("--candidate recorded needs a GPU",),
-    ("sample,step", "attention math"): ("--candidate attention math has none for --part step; add one of eager",),
-    ("sample,step", "checkpointing"): ("--candidate checkpointing has none for --part sample; add one of eager",),
-    ("sample,step", "nothing,fp8"): ("--candidate nothing is no candidate", "--candidate fp8 needs a GPU"),
+    ("sample,step", "attention math"): ("--candidate attention math has no variant for --part step; add one of eager",),
+    ("sample,step", "checkpointing"): ("--candidate checkpointing has no variant for --part sample; add one of eager",),
+    ("sample,step", "nothing,fp8"): ("--candidate nothing is not a known variant", "--candidate fp8 needs a GPU"),
 }
 
 

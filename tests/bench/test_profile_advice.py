@@ -209,7 +209,7 @@ def test_a_host_that_waits_too_often_is_named_before_anything_else():
         Row("cudaLaunchKernel", 4000, 1.0),
     ]
     first, second = profile_advice.judge(facts(rows, optimizer_type="Adafactor", compile=True))[:2]
-    assert "Waiting dominates" in str(first.text) and "as the host waits for it 400 times" in str(first.text)
+    assert "Waiting dominates" in str(first.text) and "as the CPU waits for it 400 times" in str(first.text)
     assert second.rule == "syncs" and "Adafactor may be what reads them: try AdamW" in str(second.text)
     assert "Look for item" in str(profile_advice.judge(facts(rows))[1].text)
 

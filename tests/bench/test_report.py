@@ -73,3 +73,11 @@ def test_what_the_lab_shows_of_a_measurement_is_made_of_sentences_to_translate()
     assert [str(title) for title in titles] == ["Training step at 64", "Other parts"]
     texts = [*titles, report.subject_title(result["subject"]), *report.noise_warning(result)]
     assert all(isinstance(text, Message) for text in texts) and str(texts[2]) == "FLUX.1, tiny size"
+
+
+def test_a_compilation_says_whether_a_part_came_from_the_cache():
+    compiled = {"num_graphs": 12, "recompiles": 0, "seconds": 115.9, "cache_hits": 0}
+    assert str(report.compiled_summary({"compile": compiled})) == "12 graphs in 115.9 s"
+    cached = {"compile": {**compiled, "cache_hits": 3}}
+    assert str(report.compiled_summary(cached)) == "12 graphs in 115.9 s, partly from the cache"
+    assert report.compiled_summary({}) == ""

@@ -94,7 +94,7 @@ def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained,
     assert comparison["losses"][1] == pytest.approx(validated[2], rel=1e-4)
     assert comparison["losses"][1] < min(comparison["losses"][0], comparison["losses"][2])
     assert comparison["copies"] == [["", "", learned]]
-    reason = "step 2: lowest held-out loss; later files copy 1 training picture"
+    reason = "step 2: lowest held-out loss; later files copy 1 training image"
     assert comparison["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
     assert comparison["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in comparison["notes"])
     assert all(Path(name).is_file() for name in (*comparison["files"][0], comparison["grid"]))
@@ -136,13 +136,13 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
 @pytest.mark.parametrize(
     ("scores", "held_out", "column", "said"),
     [
-        ([(3, None, 0), (1, None, 0), (2, None, 2)], True, 1, "held-out loss; later files copy 2 training pictures"),
+        ([(3, None, 0), (1, None, 0), (2, None, 2)], True, 1, "held-out loss; later files copy 2 training images"),
         ([(3, None, 0), (2, None, 0), (1, None, 1)], True, 1, "lowest held-out loss of the files that copy the fewest"),
         ([(1.0, None, 0), (0.9999, None, 0)], True, 0, "hardly differ, so an early one"),
         ([(2, None, 0), (1, None, 0)], False, 1, "trained on; such a loss favours later files"),
-        ([(None, 0.2, 0), (None, 0.5, 0)], False, 1, "most like the training pictures"),
+        ([(None, 0.2, 0), (None, 0.5, 0)], False, 1, "most like the training images"),
         ([(None, None, 0)], False, None, "Nothing could be measured"),
-        ([(2, None, 1), (1, None, 1)], True, 1, "it copies 1 training picture"),
+        ([(2, None, 1), (1, None, 1)], True, 1, "it copies 1 training image"),
     ],
 )
 def test_a_proposal_says_why(scores, held_out, column, said):
@@ -207,9 +207,9 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
     config = config_of(shallow, LORAS[0], train_data_dir=images, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="no run has saved a file yet"):
         plan.run_of("")
-    with pytest.raises(ConfigError, match="nowhere is no run"):
+    with pytest.raises(ConfigError, match="nowhere is not a run"):
         plan.run_of("nowhere")
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
         plan.run_of(str(tmp_path))
     empty = recorded(tmp_path / "runs" / "empty-1", config)
     assert plan.run_of("empty-1").id == plan.run_of(str(tmp_path)).id == "empty-1"

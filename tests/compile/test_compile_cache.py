@@ -49,7 +49,7 @@ def test_for_a_folder_that_cannot_be_used_another_stands_in_and_the_check_names_
     monkeypatch.setattr(cache, "default_root", lambda: own)
     assert cache.use_cache(str(file / "in"), cpu).parent == own
     (told,) = cache.find_cache_problems(str(file / "in"), cpu)  # in the check, where nothing is made
-    assert told.option == "compile_cache_dir" and "file is no folder); compiled code is kept in " in str(told)
+    assert told.option == "compile_cache_dir" and "file is not a folder); compiled code is kept in " in str(told)
     assert not [*cache.find_cache_problems(str(tmp_path / "new" / "one"), cpu)] and not (tmp_path / "new").exists()
     assert cache.use_cache(str(tmp_path / "x y"), cpu).parent == own  # the linker cannot take a blank
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(file / "in"))

@@ -159,7 +159,7 @@ def test_a_cache_folder_that_cannot_be_written_costs_no_compiling(demo, squares,
     problems, remarks = preflight.findings(config)
     assert not [problem for problem in problems if problem.option == "compile_cache_dir"]
     (remark,) = [remark for remark in remarks if remark.option == "compile_cache_dir"]
-    assert "file is no folder); compiled code is kept in " in one_sentence(remark)
+    assert "file is not a folder); compiled code is kept in " in one_sentence(remark)
     done = train(config)
     assert done.facts["compile"]["num_graphs"] == 1 and not done.facts["compile"]["fallback"]
     assert [*(tmp_path / "own").iterdir()]

@@ -137,7 +137,7 @@ def test_the_kind_of_model_is_reported_by_the_module_or_by_keys_of_its_own():
     both = {"dit": "a.safetensors", "text_encoder": "b.safetensors"}
     assert importers.import_content(both | {"fp8_llm": True}, CONFIGS).config.script == "zimage_train"
     assert importers.import_content(both, CONFIGS, "zimage_train").config.script == "zimage_train"
-    with pytest.raises(ConfigError, match="does not say for which: say it with kohya import --script"):
+    with pytest.raises(ConfigError, match="does not say which: name it with kohya import --script"):
         importers.import_content(both, CONFIGS)
 
 

@@ -54,7 +54,7 @@ LACKS = [
 def test_memory_that_cannot_be_had_is_reported_wherever_it_shows(error, monkeypatch, capsys):
     config = build_config(config_class("flux_train_network"), {}, notes=[])
     said = errors.explain_error(error, config, Message("loading the model"), {})
-    assert isinstance(said, ConfigError) and "the computer ran out of memory, RAM (loading the model)" in str(said)
+    assert isinstance(said, ConfigError) and "the computer ran out of CPU memory (loading the model)" in str(said)
 
     def failing():
         raise error

@@ -136,7 +136,7 @@ SETTINGS = {
         (SDXL, "min_bucket_reso = 2048\nmax_bucket_reso = 512\nenable_bucket = true", "min_bucket_reso"),
         (SDXL, "enable_bucket = true\nbucket_reso_steps = 7", "bucket_reso_steps"),
         (SDXL, "base_weights_multiplier = [1.0]", "base_weights_multiplier"),
-        (SDXL, "seed = 1\n[steps]\nseed = 2", "seed stands in the part above all tables and in [steps]"),
+        (SDXL, "seed = 1\n[steps]\nseed = 2", "seed is in both the part above all tables and [steps]"),
         (SDXL, "log_prefix = '../../x'", "log_prefix leads outside logging_dir"),
         (SDXL, "log_tracker_name = '/etc/x'", "log_tracker_name leads outside logging_dir"),
         (SDXL, "log_tracker_name = 'a/../../x'", "log_tracker_name leads outside logging_dir"),
@@ -184,7 +184,7 @@ SETTINGS = {
         (SDXL, "network_args = ['rank_dropout=7']", "rank_dropout must be at least 0.0 and at most 0.99"),
         (SDXL, "network_args = ['block_dims=1,2']", "block_dims"),
         (SDXL, "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=best']", "algo must be one of"),
-        (SDXL, "network_module = 'lycoris.kohya'\nnetwork_args = ['preset=none.toml']", "is no file, and none of"),
+        (SDXL, "network_module = 'lycoris.kohya'\nnetwork_args = ['preset=none.toml']", "is neither a file nor one of"),
         (SDXL, "network_module = 'lycoris.kohya'\nnetwork_args = ['factor=a']", "factor must be a whole number"),
         (FLUX, "network_args = ['train_double_block_indices=99-']", "train_double_block_indices"),
         (FLUX, "network_args = ['img_attn_dim=x']", "img_attn_dim must be a whole number"),
@@ -238,7 +238,7 @@ PROMPTS = {
     "a word for a number": ("a.json", '[{"prompt": "x", "width": "wide"}]', "width"),
     "broken TOML": ("a.toml", "[prompt", "is not valid TOML"),
     "subsets that are no tables": ("a.toml", "[prompt]\nsubset = ['x']\n", "are tables, [[prompt.subset]]"),
-    "twice": ("a.toml", "[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = 'x'\nwidth = 5\n", "stands in [prompt]"),
+    "twice": ("a.toml", "[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = 'x'\nwidth = 5\n", "is in [prompt]"),
     "deep": ("a.json", "[" * 9999, "levels deep"),
 }
 ROWS = [(kind, *row) for kind, rows in SETTINGS.items() for row in rows]

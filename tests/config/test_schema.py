@@ -315,7 +315,7 @@ def test_a_path_that_only_windows_refuses_is_one_sentence_there(monkeypatch):
     monkeypatch.setattr(config_values, "WINDOWS", True)
     assert [option.read(text) for text in good] == good
     for text in bad:
-        with pytest.raises(ConfigError, match=r"has .*, which Windows allows in no path"):
+        with pytest.raises(ConfigError, match=r"has .*, which Windows does not allow in paths"):
             option.read(text)
 
 

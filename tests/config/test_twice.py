@@ -21,11 +21,11 @@ def test_an_option_in_two_tables_is_refused_and_all_places_are_named(tmp_path):
     with pytest.raises(ConfigError) as refused:
         read_toml(path)
     assert [str(problem) for problem in refused.value.problems] == [
-        "in run.toml: seed stands in the part above all tables and in [steps]: keep one of the two",
-        "in run.toml: seed stands in [steps] and in [other]: keep one of the two",
-        "in run.toml: clip_skip stands in [more] and in [last]: keep one of the two",
+        "in run.toml: seed is in both the part above all tables and [steps]: keep one of the two",
+        "in run.toml: seed is in both [steps] and [other]: keep one of the two",
+        "in run.toml: clip_skip is in both [more] and [last]: keep one of the two",
     ]
-    with pytest.raises(ConfigError, match="seed stands in"):
+    with pytest.raises(ConfigError, match="seed is in both"):
         files.import_file(path, {"sdxl_train_network": SDXL})
 
 

@@ -74,9 +74,9 @@ def test_a_connection_that_ends_is_taken_up_again(hub, tmp_path, monkeypatch):
     ("fault", "says"),
     [
         (lambda hub: hub.told.update({PATH: "a" * 64}), "SHA-256 differs"),
-        (lambda hub: hub.redirects.update({PATH: "http://127.0.0.1:9/secret"}), "no address of Hugging Face"),
+        (lambda hub: hub.redirects.update({PATH: "http://127.0.0.1:9/secret"}), "not an address of Hugging Face"),
         (lambda hub: hub.redirects.update({PATH: "https://huggingface.co.evil.org/x"}), "huggingface.co.evil.org"),
-        (lambda hub: hub.redirects.update({PATH: "https://169.254.169.254/latest"}), "no address of Hugging Face"),
+        (lambda hub: hub.redirects.update({PATH: "https://169.254.169.254/latest"}), "not an address of Hugging Face"),
         (lambda hub: hub.gated.update({NAME: "hf_right"}), "accept its licence at https://huggingface.co/someone"),
     ],
 )
@@ -153,7 +153,7 @@ def test_the_token_opens_a_gated_repository_and_goes_nowhere_else(hub, tmp_path)
     assert os.name == "nt" or keys.keys_file().stat().st_mode & 0o777 == 0o600
     elsewhere = hub.address.replace("127.0.0.1", "localhost")
     hub.redirects[PATH] = f"{elsewhere}/x"
-    with pytest.raises(ConfigError, match="localhost, which is no address"):
+    with pytest.raises(ConfigError, match="localhost, which is not an address"):
         get(hub, tmp_path)
     hub.redirects.clear()
     assert get(hub, tmp_path).exists() and hub.tokens[-1] == "Bearer hf_right"
@@ -214,7 +214,7 @@ def test_the_shell_downloads_a_model_with_its_parts(hub, tmp_path, monkeypatch, 
     assert layout.load_facts(tmp_path / "job" / jobs.JOB)["state"] == "finished"
     assert main(["models", "get", "nothing"]) == 1
     said = capsys.readouterr().err
-    assert "is no known model" in said and model.title in said
+    assert "is not a known model" in said and model.title in said
     assert main(["models", "get"]) == 0 and "34.2 GB" in capsys.readouterr().out
 
 

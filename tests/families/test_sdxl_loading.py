@@ -272,7 +272,7 @@ def test_files_that_are_not_there_or_damaged(tiny_sdxl, tmp_path):
         "torch.safetensors": "may hold code and is not opened",
         "nothing.safetensors": "is empty: download it again",
         "short.safetensors": "is not a safetensors file",
-        "empty": "no folder of an SDXL model",
+        "empty": "not a folder of an SDXL model",
     }
     for name, expected in cases.items():
         messages = problems(tmp_path / name, tokenizer_cache_dir=cache)

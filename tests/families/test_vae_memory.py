@@ -187,7 +187,7 @@ def test_a_batch_that_does_not_fit_is_encoded_picture_by_picture(monkeypatch, lo
         assert torch.equal(autoencoder.encode(vae, pixels).parameters, expected)
     # Only the first time tries all at once.
     assert [shape[0] for shape in short.seen] == [3, *[1] * 6]
-    assert log() == ["memory is too short to encode images at once, so they are encoded picture by picture"]
+    assert log() == ["memory is too short to encode images at once, so they are encoded image by image"]
 
 
 @pytest.mark.parametrize("kind", ["SDXL", "Qwen-Image"])
@@ -199,7 +199,7 @@ def test_a_picture_that_does_not_fit_is_encoded_in_tiles(kind, monkeypatch, log)
     for _ in range(2):
         assert torch.allclose(vae_memory.encode(vae, pixels), whole, atol=1e-4)
     assert [shape[0] for shape in short.seen] == [2, 1]  # at once, the first alone, then never again
-    assert log() == ["memory is too short to encode images picture by picture, so they are encoded in tiles"]
+    assert log() == ["memory is too short to encode images image by image, so they are encoded in tiles"]
     smaller = pixels[:1, :, :64, :64]
     vae_memory.encode(vae, smaller)
     assert short.seen[-1] == smaller.shape  # a smaller picture may fit

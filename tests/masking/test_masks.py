@@ -192,10 +192,10 @@ def test_a_painted_mask_takes_the_size_of_its_image_and_anything_else_is_refused
     files.replace_mask(masks, masks / "10_x" / "a.webp", painted((4, 2)), (40, 20))
     assert pixels.read_mask(masks / "10_x" / "a.png").shape == (20, 40) and not (masks / "10_x" / "a.webp").exists()
     for content, says in (
-        (painted((4, 4)), "not the shape"),
-        (painted((4, 2), kind="JPEG"), "no mask that the page"),
-        (b"", "no mask that the page"),
-        (painted((4, 2))[:40], "no mask that the page"),
+        (painted((4, 4)), "not have the shape"),
+        (painted((4, 2), kind="JPEG"), "this mask was not painted"),
+        (b"", "this mask was not painted"),
+        (painted((4, 2))[:40], "this mask was not painted"),
         (painted((5000, 2)), "too many pixels"),
     ):
         with pytest.raises(ConfigError, match=says):
@@ -243,7 +243,7 @@ def test_models_find_what_is_requested(tmp_path, images):
 def test_what_cannot_be_done_is_one_sentence(images, tmp_path):
     (tmp_path / "empty").mkdir()
     for argv, says in (
-        (["alpha", str(tmp_path / "none")], "is no folder"),
+        (["alpha", str(tmp_path / "none")], "is not a folder"),
         (["alpha", str(tmp_path / "empty")], "no images"),
         (["alpha", str(images), "--outside", "101"], "from 0 to 100"),
         (["model", str(images), "--model", str(tmp_path / "empty"), "--words", "x"], "no readable config.json"),

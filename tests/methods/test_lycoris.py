@@ -380,7 +380,7 @@ def test_a_preset_in_a_file_is_read_by_nobody_but_us(flux_like, flux_config, tmp
         ("a = " + "[" * 60 + "]" * 60, "more than 50 levels deep"),
         ("x = 1\n" * 2, "is not valid TOML"),
         ("# " + "x" * 1_000_001, "at most 1,000,000 are read"),
-        ("unet_target = ['x']", "is no preset of LyCORIS"),
+        ("unet_target = ['x']", "is not a preset of LyCORIS"),
     ],
 )
 def test_what_is_wrong_with_a_file_of_a_preset_is_reported(flux_like, flux_config, tmp_path, text, said):

@@ -380,8 +380,8 @@ def test_a_port_in_use_is_reported_in_a_sentence(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: this is no address of this computer"),
-        (["--host", "192.0.2.7", "--port", "7999"], "--host 192.0.2.7: this is no address of this computer"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: this is not an address of this computer"),
+        (["--host", "192.0.2.7", "--port", "7999"], "--host 192.0.2.7: this is not an address of this computer"),
         (["--port", "99999"], "--port 99999: a port is a number from 1 to 65535"),
         (["--port", "-1"], "--port -1: a port is a number from 1 to 65535"),
     ],

@@ -70,7 +70,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
     visitor.family("SDXL")
     model = place / f"{finding.MODEL_OPTION}.safetensors"
     visitor.fill(pretrained_model_name_or_path=model)  # a model of the other family, which is then chosen
-    visitor.until("Filled in what lies beside the model")
+    visitor.until("Filled in what is beside the model")
     held = visitor.held()
     assert held["family"] == "flux" and held["values"]["pretrained_model_name_or_path"] == str(model)
     for option in ("clip_l", "t5xxl", "ae"):

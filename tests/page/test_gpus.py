@@ -133,7 +133,7 @@ def test_what_gpus_do_is_shown_while_a_run_works(visit, two, tmp_path):
         figures = ["GPU memory 16 GB", "GPU load 97 %", "Temperature 71 °C", "GPU power 320.5 W"]
         captions = charts.locator("figcaption")
         wait_for(lambda: [re.sub(r"\s+", " ", text) for text in captions.all_inner_texts()] == figures, 20)
-        visitor.until("1.5 GiB of this training are in the computer's memory", ".spilled")
+        visitor.until("1.5 GiB of this training are in CPU memory", ".spilled")
         for mode in ("light", "dark"):
             visitor.page.emulate_media(color_scheme=mode)
             visitor.has_none(FAINT)

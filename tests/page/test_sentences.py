@@ -9,6 +9,7 @@ import pytest
 
 from kohya_gui.i18n import texts
 from library import importers
+from library.bench import report
 from library.config.problems import Message, counted
 from library.runs import layout
 from tests import source
@@ -95,3 +96,17 @@ def test_only_latin_arguments_stand_between_spaces(tmp_path):
         "キューは一時停止中です。残り学習 3 件。",
         "キューは一時停止中です。残り LoRA 猫。",
     ]
+
+
+@pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
+def test_the_variants_of_a_bench_keep_their_names(language, tmp_path):
+    """Some are also words that the catalogues translate elsewhere: compiled."""
+    result = {
+        "results": [
+            {"part": "step", "resolution": 64, "candidate": name, "status": "ok", "peak_gb": 1.0, "ms": {"p50": time}}
+            for name, time in (("eager", 2.0), ("compiled", 1.0))
+        ],
+        "candidates": {"eager": {}, "compiled": {}},
+    }
+    (sentence,) = rendered([report.best(result)["sentence"]], language, tmp_path)
+    assert "compiled" in sentence and "eager" in sentence and not sentence.isascii()

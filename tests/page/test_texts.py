@@ -235,10 +235,20 @@ INSIDE = (
         "is also read",
         "is read as part",
         "is not a known sampler",
+        "is not a known variant",
+        "is not for generating images",
         "becomes {used}",
         "is neither an image",
     ),
-    *("is empty", "has more than {most} MB", "names the package", "needs a GPU", "is no way", "is no candidate", "yes"),
+    *(
+        "is empty",
+        "has more than {most} MB",
+        "names the package",
+        "needs a GPU",
+        "is no way",
+        "is not a known variant",
+        "yes",
+    ),
 )
 
 
@@ -299,7 +309,7 @@ def test_why_an_image_cannot_be_used_is_in_every_catalogue():
         for part in ast.walk(node)
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and " " in part.value
     ]
-    assert "this is no image that can be read" in reasons and not absent(reasons), "add these"
+    assert "this cannot be read as an image" in reasons and not absent(reasons), "add these"
 
 
 def test_what_became_of_the_keys_of_other_trainers_is_in_every_catalogue():

@@ -101,7 +101,7 @@ def test_a_training_notes_its_own_gpus_and_memory_that_spills(monkeypatch):
         log.look()
         log._samples += gpu_log.SHARED_EVERY
     assert [data.get("spilled", 0) for _, data in noted] == [0, 0, 0, 2, 2, 2, 0]
-    assert len(said) == 1 and "2.0 GiB of this training are in the computer's memory" in said[0]
+    assert len(said) == 1 and "2.0 GiB of this training are in CPU memory" in said[0]
     assert f"pid[_]{os.getpid()}[_]%" in asked[0]
 
 

@@ -263,7 +263,7 @@ def test_the_shell_draws_and_says_what_is_wrong(given, shallow, tmp_path, capsys
     assert [f"note: {note}" for note in result["warnings"]] == [x for x in told.splitlines() if x.startswith("note: ")]
     assert "note: prompt: --w 68 becomes 64" in told and "note: prompt: --l nan is ignored" in told
     for words, says in (
-        (["--lora", "x=strong"], "strength is no number"),
+        (["--lora", "x=strong"], "strength is not a number"),
         (["--set", "novalue"], "OPTION=VALUE"),
         (["--compare", "files"], "nothing to compare"),
         (["--strengths", "a"], "strengths are numbers"),

@@ -51,7 +51,7 @@ CALLS = {
     "converted": (lambda f: convert_lora(f["none"], f["there"], to="kohya"), [NO_LORA, THERE]),
     "with weights that are no numbers": (
         lambda f: shell.main(["merge", f"{f['good']}=x", f"{f['other']}=y", "--out", str(f["new"])]),
-        ["which is no number", "which is no number"],
+        ["which is not a number", "which is not a number"],
     ),
 }
 

@@ -278,7 +278,7 @@ def test_what_is_no_adapter_is_refused(bases, lora_files, tmp_path):
         ({f"{name}.on_input": torch.tensor(True)}, "of iA3, lacks weight"),
         ({f"{name}.a1.weight": torch.ones(2, 4)}, "of GLoRA, lacks a2.weight"),
         ({"lllite_unet_x.down.0.weight": torch.ones(2, 4)}, "belongs to ControlNet-LLLite"),
-        ({f"{name}.other": torch.ones(2, 4)}, "other is no part of an adapter"),
+        ({f"{name}.other": torch.ones(2, 4)}, "other is not a part of a known adapter"),
         ({f"{name}.lora_down.weight": torch.ones(2, 4)}, "lacks its up matrix"),
         ({**plain, f"{name}.lora_up.weight": torch.ones(4, 3)}, "do not fit together"),
         (

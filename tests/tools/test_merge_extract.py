@@ -251,9 +251,9 @@ def test_alphas_that_a_type_cannot_hold_stay_exact(tmp_path):
 def test_a_weight_that_is_no_number_is_named(lora_files, tmp_path):
     first = lora_files["flux"][0]
     for weight, said in (
-        ("0,5", "'0,5', which is no number: write .*=0.5"),
+        ("0,5", "'0,5', which is not a number: write .*=0.5"),
         ("nan", "finite number"),
-        ("", "no number"),
+        ("", "not a number"),
     ):
         with pytest.raises(ConfigError, match=said):
             shell.main(["merge", f"{first}={weight}", "--out", str(tmp_path / "o.safetensors")])

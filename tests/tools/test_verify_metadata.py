@@ -139,7 +139,7 @@ def test_models_that_are_not_trained_here_are_named(title, layers, about, tmp_pa
     findings = verify_lora(
         made(tmp_path / "a.safetensors", layers, {"ss_base_model_version": about} if about else None)
     )
-    assert [str(one) for one in findings.problems] and f"a LoRA for {title}, which is no model" in str(
+    assert [str(one) for one in findings.problems] and f"a LoRA for {title}, which is not trained" in str(
         findings.problems[0]
     )
     with pytest.raises(ConfigError, match=title):

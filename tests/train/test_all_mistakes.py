@@ -81,7 +81,10 @@ KINDS = {
     "a rank of no machine": ({"LAUNCH machine_rank": 3}, "machine_rank must be below"),
     "an adapter of no kind": ({"network_module": "lycoris.kohya", "network_args": "algo=abba"}, "algo must be one of"),
     "an unknown argument of it": ({"network_module": "lycoris.kohya", "network_args": "conf=1"}, "conf is not a known"),
-    "layers by no name": ({"network_module": "lycoris.kohya", "network_args": "preset=ful"}, "preset 'ful' is no file"),
+    "layers by no name": (
+        {"network_module": "lycoris.kohya", "network_args": "preset=ful"},
+        "preset 'ful' is neither a file",
+    ),
     "a rank of no layer": ({"network_args": "single_dim=99999999"}, "single_dim must be at most"),
     "all dropped": ({"network_dropout": "1"}, "network_dropout must be below 1"),
     "a strength without end": ({"network_alpha": "1e30"}, "network_alpha must be at most"),

@@ -95,7 +95,7 @@ def test_prompts_that_are_changed_while_it_trains_are_sampled_from_then_on(
     assert changed.losses == straight.losses
     log = (changed.folder / "log.txt").read_text(encoding="utf-8")
     assert "prompts.txt was changed: 2 sample prompts from here on" in log
-    assert log.count("Until that is mended") == 2 and "holds no prompt" in log
+    assert log.count("Until this is fixed") == 2 and "holds no prompt" in log
     assert "line 1: width must be from 1 to 8192, not 99999" in log
 
 

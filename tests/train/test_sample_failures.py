@@ -112,4 +112,4 @@ def test_prompts_that_become_unusable_leave_those_from_before(demo, values, plai
     made = train(config_of(demo, SCRIPT, output_dir=tmp_path / "out", **values))
     assert made.losses == plain.losses and len(made.events("sample")) == 6
     said = [event["text"] for event in made.events("warning")]
-    assert len(said) == (text is not None) and all("the prompts from before are used" in one for one in said)
+    assert len(said) == (text is not None) and all("the previous prompts are used" in one for one in said)

@@ -209,7 +209,7 @@ def test_the_computers_own_memory(config):
     where = (config(), phases.CACHING_LATENTS, {})
     for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")):
         assert str(errors.explain_error(error, *where)).startswith(
-            "the computer ran out of memory, RAM (caching latents): use fewer"
+            "the computer ran out of CPU memory (caching latents): use fewer"
         )
     other = ValueError("x")
     assert errors.explain_error(other, *where) is other

@@ -11,7 +11,11 @@ from library.config.schema import opt
 class Captions:
     """The captions of the images, and how they vary by epoch."""
 
-    caption_extension: str = opt(".caption", "The extension of caption files, usually .txt.", parse=parse_extension)
+    caption_extension: str = opt(
+        ".caption",
+        "The extension of caption files: usually .txt; sd-scripts' default is .caption.",
+        parse=parse_extension,
+    )
     shuffle_caption: bool = opt(
         False,
         "Shuffle a caption's tags each time, so that order does not matter. For tags only.",

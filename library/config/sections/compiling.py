@@ -53,7 +53,7 @@ class Compile:
     )
     compile_fallback: bool = opt(
         False,
-        "Train without compiling where it is not possible, instead of stopping. Usually on.",
+        "If compiling is not possible, train without it instead of stopping. Usually on.",
         label="Fall back to eager",
     )
     cuda_graphs: Literal["auto", "true", "false"] = opt(
@@ -75,7 +75,7 @@ class Compile:
         "blocks",
         "blocks compiles quickest; model: one large graph; inner: without checkpointing inside.",
         label="Scope",
-        words={"model": "Whole model", "inner": "Inside of blocks"},
+        words={"model": "Whole model", "inner": "Inside blocks"},
         advanced=True,
     )
     compile_blocks: str | None = opt(

@@ -20,7 +20,7 @@ def resolution_rules(size: tuple[int, int], buckets: Any, place: str = "") -> It
         steps = buckets.bucket_reso_steps
         yield Problem(
             "min_bucket_reso",
-            "must not be below bucket_reso_steps ({steps}): raise the former",
+            "must not be below bucket_reso_steps ({steps}): raise it",
             place=place,
             also="bucket_reso_steps",
             steps=steps,
@@ -190,11 +190,11 @@ class Data:
     color_aug: bool = opt(
         False,
         "Vary hue and gamma a little. Not possible with cached latents.",
-        label="Color augmentation",
+        label="Colour augmentation",
         advanced=True,
     )
     random_crop: bool = opt(
-        False, "Crop at a random place instead of the center. Not possible with cached latents.", advanced=True
+        False, "Crop at a random place instead of the centre. Not possible with cached latents.", advanced=True
     )
     face_crop_aug_range: str | None = opt(
         None,
@@ -217,7 +217,7 @@ class Data:
     )
     transparent_background: Literal["white", "black", "gray"] | None = opt(
         None,
-        "The color behind transparent areas. Empty: the colors that the file hides there.",
+        "The colour behind transparent areas. Empty: the colours that the file hides there.",
         label="Background of transparent images",
         advanced=True,
     )
@@ -232,7 +232,7 @@ class Data:
     )
     dataset_repeats: int = opt(
         1,
-        "How often each image is seen per epoch, where the folder's name does not say it.",
+        "How often each image is seen per epoch, if the folder's name does not say it.",
         label="Repeats",
         min=1,
         ceiling=100_000,

@@ -199,13 +199,13 @@ class Memory:
     lowram: bool = opt(
         False,
         "No effect: weights are always read straight from the file. Accepted for old configs.",
-        label="Low RAM",
+        label="Low CPU memory",
         advanced=True,
     )
     highvram: bool = opt(
         False,
         "No effect: the GPU's cache is cleared only once anyway. Accepted for old configs.",
-        label="High VRAM",
+        label="High GPU memory",
         advanced=True,
     )
 

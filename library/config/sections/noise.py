@@ -134,7 +134,7 @@ class Loss:
     normalize_masked_area_loss: bool = opt(
         False,
         "Images with small masks count as much as those with large ones.",
-        label="Normalize masked area",
+        label="Normalise masked area",
         advanced=True,
     )
 

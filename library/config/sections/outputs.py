@@ -244,7 +244,7 @@ class Metadata:
         None, "What this file does, for the file's metadata.", label="Description", kind="text"
     )
     metadata_license: str | None = opt(
-        None, "The license of this file, such as CC-BY-4.0, for the file's metadata.", label="License"
+        None, "The licence of this file, such as CC-BY-4.0, for the file's metadata.", label="Licence"
     )
     metadata_tags: str | None = opt(
         None, "Words that describe this file, separated by commas, for the file's metadata.", label="Tags"
@@ -353,7 +353,7 @@ class Log:
     console_log_file: str | None = opt(
         None, "Print to this file instead of the console.", label="Log file", kind="file", advanced=True
     )
-    console_log_simple: bool = opt(False, "Print plain lines, without colors.", label="Simple log", advanced=True)
+    console_log_simple: bool = opt(False, "Print plain lines, without colours.", label="Simple log", advanced=True)
 
     def check(self, run: RunConfig) -> Iterator[Problem]:
         """Require a folder for TensorBoard, which writes nowhere else."""

@@ -73,7 +73,7 @@ class FluxModel(sections.Model):
     )
     t5xxl_train_length: Literal["max", "256", "longest"] = opt(
         "max",
-        "T5 tokens read in a step: all, 256, or as the longest caption has. Fewer are faster.",
+        "T5 tokens read in a step: all, 256, or as many as the longest caption has. Fewer are faster.",
         label="T5 length in training",
         words={"max": "All tokens", "256": "256 tokens", "longest": "As the longest caption"},
         advanced=True,
@@ -91,7 +91,7 @@ class FluxModel(sections.Model):
     )
     bypass_guidance_embedding: bool = opt(
         False,
-        "Train without the guidance embedding, as Flex.1 needs. Previews keep theirs.",
+        "Train without the guidance embedding, as Flex.1 needs. Samples keep theirs.",
         advanced=True,
         shown_with=options_naming(lambda variant: variant.guided),
     )

@@ -30,7 +30,7 @@ class DoubleStreamLoraNames(LoraNames):
         """A diffusers path -> (BFL path, index of the slice, number of slices). A BFL path is its own single slice."""
         location = self.layouts.canonical(path)
         if location is None:
-            raise ConfigError("{path} is no layer of {title} that can carry a LoRA", path=path, title=self.title)
+            raise ConfigError("{path} is not a layer of {title} that can carry a LoRA", path=path, title=self.title)
         return location
 
     def pieces(self, path: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def read_raw_header(path: Path) -> tuple[JsonObject, int]:
             template = "{path} was cut short: download it again"
         raise ConfigError(template, path=path) from e
     if not isinstance(table, dict):
-        raise ConfigError("{path} is not a safetensors file: its header is no table", path=path)
+        raise ConfigError("{path} is not a safetensors file: its header is not a table", path=path)
     return table, 8 + length
 
 

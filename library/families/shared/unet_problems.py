@@ -29,7 +29,7 @@ def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str 
                 yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
             return
         if not (path / "unet").is_dir():
-            kind = Message("no folder of an {title} model", title=title)
+            kind = Message("not a folder of an {title} model", title=title)
             if (path / "transformer").is_dir():
                 kind = Message("a folder of another kind of model")
             yield Problem(

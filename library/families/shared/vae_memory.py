@@ -13,7 +13,7 @@ from library.families.shared import vae_tiles
 logger = logging.getLogger(__name__)
 SMALL = 512 * 512  # pixels of a picture for which tiles save too little memory to try them
 LATENT = 8  # pixels of a side of one latent
-AT_ONCE, SLICES, TILES = "at once", "picture by picture", "in tiles"
+AT_ONCE, SLICES, TILES = "at once", "image by image", "in tiles"
 # Parts of the messages of other errors that mean out of memory.
 NO_ROOM = ("can't allocate memory", "not enough memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 # How many values of pixels did not fit, by VAE and way: encoding thousands of pictures must not fail first for each.

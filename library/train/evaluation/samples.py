@@ -304,7 +304,7 @@ class SampleRunner:
                 changed = self._read(self._file)
             except Exception as error:
                 why = error.said if isinstance(error, ConfigError) else error_sentence(error)
-                journal.warn(Message("{why}. Until that is mended, the prompts from before are used.", why=why))
+                journal.warn(Message("{why}. Until this is fixed, the previous prompts are used.", why=why))
         changed = world.gather(changed)[0]
         return None if changed == self._prompts else changed
 

@@ -102,7 +102,7 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
     needed = (WEIGHTS, OPTIMIZER, SCHEDULER, randomness(0), STATE_FACTS)
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
-        template = ": {folder} is no complete state (it lacks {missing}); choose another -state folder"
+        template = ": {folder} is not a complete state (it lacks {missing}); choose another -state folder"
         return [Problem("resume", template, folder=folder, missing=", ".join(missing))]
     try:
         facts = read_progress(folder)
