@@ -134,7 +134,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_under_a_path_of_a_proxy_everything_works": ("path cut",),
     "test_data_sets_without_a_training_become_those_of_the_form": ("musubi-tuner",),
     "test_the_data_sets_and_prompts_of_a_config_arrive_on_the_page": ("ai-toolkit",),
-    "test_axe_finds_nothing_in_any_room": ("dark",),
+    "test_axe_finds_nothing_in_any_room": ("True-dark",),
     "test_no_section_unfolds_to_nothing": ("LoRA",),
     "test_the_buttons_of_a_training_fit_onto_small_phones": ("ja",),
     "test_on_a_phone_the_tabs_are_one_row_that_is_scrolled_and_the_keyboard_gets_there": ("ja-JP",),
