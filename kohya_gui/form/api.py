@@ -20,6 +20,7 @@ from kohya_gui.form import (
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.requested import requested_form, requested_submission
 from kohya_gui.form.typed_paths import MODEL_OPTION
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders, paths
@@ -120,11 +121,8 @@ class FormApi:
         existing = (mistakes.is_id_on_hub(form, name, file) or self._is_there(file) for name, file in files.items())
         return text if all(existing) else ""
 
-    def _is_there(self, text: str) -> bool:
-        try:
-            return paths.allowed_path(text, self.roots).exists()
-        except ConfigError:
-            return False
+    def _is_there(self, file: str) -> bool:
+        return paths.is_allowed(file, self.roots) and paths.allowed_path(file, self.roots).exists()
 
     def preset(self, request: ApiRequest) -> JsonObject:
         """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
@@ -135,10 +133,9 @@ class FormApi:
         valid_values = option_values(before)
         form_values = {name: value for name, value in valid_values.items() if name in submission.values}
         if request.text("id") == start_preset.DEFAULTS:
-            config = draft(
-                config_class,
-                {name: form_values[name] for name in form_values if presets.is_own(options_of(config_class)[name])},
-            )
+            options = options_of(config_class)
+            own_values = {name: value for name, value in form_values.items() if presets.is_own(options[name])}
+            config = draft(config_class, own_values)
             start = start_preset.bare(submission.family)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
         chosen, notes = self._chosen_preset(form, request.text("id")), list[MessageLike]()
@@ -192,7 +189,7 @@ class FormApi:
         return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, request: ApiRequest) -> JsonObject:
-        return {"choices": compare.comparable_configs(self.kinds[self._form(request).tab])}
+        return {"choices": compare.comparable_configs(self.kinds[requested_form(self.forms, request.text("tab")).tab])}
 
     def save_name(self, request: ApiRequest) -> JsonObject:
         """A path for a new config with these settings; "" if the form does not say where its result goes."""
@@ -215,12 +212,8 @@ class FormApi:
         (first_title, first), (second_title, second) = chosen
         if first_title == second_title:  # such as two files of one name, or two runs of one minute
             first_title, second_title = names_apart([Path(key.removeprefix("run:")) for key in keys])
-        contents = [
-            compare.contents_of_key(key, config, self.roots) for key, (_, config) in zip(keys, chosen, strict=True)
-        ]
-        of_files = compare.content_rows([first, second], contents)
-        rows = [row for row in compare.difference_rows(first, second) if row[0] not in of_files]
-        return {"first": first_title, "second": second_title, "rows": [*filter(None, of_files.values()), *rows]}
+        rows = compare.compare_settings(keys, [first, second], self.roots)
+        return {"first": first_title, "second": second_title, "rows": rows}
 
     def probe(self, request: ApiRequest) -> JsonObject:
         """Start a probe."""
@@ -271,15 +264,8 @@ class FormApi:
         keys.forget_key(request.text("name"))
         return {}
 
-    def _form(self, request: ApiRequest) -> SettingsForm:
-        form = self.forms.get(request.text("tab"))
-        if form is None:
-            raise ConfigError("there is no such tab: load the page again")
-        return form
-
     def _parse(self, request: ApiRequest) -> tuple[SettingsForm, Submission]:
-        form = self._form(request)
-        return form, form.parse_submission(request.text("sent"))
+        return requested_submission(self.forms, request)
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:
@@ -310,11 +296,6 @@ def _preset_lines(text: str) -> str:
         whole = join_messages(pieces) if len(pieces) > 1 else pieces[0]
         lines += f"<small{data(whole, *pieces)}>{escape(str(whole))}</small>"
     return lines
-
-
-def secrets_of(config: RunConfig) -> dict[str, str | None]:
-    options = options_of(type(config))
-    return {name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options}
 
 
 def start_probe(config: RunConfig, launch: JsonMapping) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.requested import requested_submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status, refuse_second
@@ -40,10 +41,9 @@ class CacheApi:
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start caching the form's data in separate processes."""
-        form, kind = self.forms.get(request.text("tab")), request.text("kind")
-        if form is None or kind not in WANTED:
-            raise ConfigError("there is no such tab: load the page again")
-        submission = form.parse_submission(request.text("sent"))
+        (form, submission), kind = requested_submission(self.forms, request), request.text("kind")
+        if kind not in WANTED:
+            raise ConfigError("There is no such choice: load the page again.")
         options, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
         values = {**submission.values, **{name: value for name, value in chosen.items() if name in options}}

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
 from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
+from kohya_gui.form.requested import requested_form, requested_submission
 from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
@@ -99,10 +100,7 @@ class SamplingTab:
 
     def of_form(self, request: ApiRequest) -> JsonObject:
         """The sample prompts of a form, and what is the same in all."""
-        form = self.forms.get(request.text("tab"))
-        if form is None:
-            raise ConfigError("There is no such choice: load the page again.")
-        submission = form.parse_submission(request.text("form"))
+        form, submission = requested_submission(self.forms, request, "form")
         prompts_of_form, fields = self._rows(submission.values)
         takes = _takes(form.lenient_config(submission))
         return {"files": [], "prompts": prompts_of_form, "fields": fields, "takes": takes}
@@ -198,9 +196,7 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             kind = config_class(script)
         else:
-            form = self.forms.get(name.removeprefix(TAB))
-            if form is None:
-                raise ConfigError("There is no such choice: load the page again.")
+            form = requested_form(self.forms, name.removeprefix(TAB))
             submission = form.parse_submission(request.text("form"))
             kind, values = form.configs[submission.family], submission.values
         sampled = config_class(families.lora_script(kind.family))
