@@ -10,8 +10,9 @@ from library.adapter_files import names
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.qwen_image import random
+from tests.families import alike
 from tests.families.test_qwen_model import family
-from tests.training import config_of, narrowed, pictures, train
+from tests.training import config_of, narrowed
 
 SCRIPT = "qwen_image_train_network"
 
@@ -167,20 +168,9 @@ def test_a_name_with_edit_is_taken_when_it_is_reported_to_be_the_original(files,
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk, of captions of several lengths; and one with the modulation."""
-    folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
-    to_disk = {
-        "cache_latents_to_disk": True,
-        "cache_text_encoder_outputs_to_disk": True,
-        "max_train_steps": 2,
-        "resolution": "96",
-    }
-
-    def made(name, **values):
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk, **values))
-
-    return data / "1_zorb toy", made("plain"), made("modulated", network_args=["train_modulation=True"]), made
+    data, made = alike.short_trainings(demo, SCRIPT, tmp_path_factory.mktemp("learnt"))
+    (data / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
+    return data, made("plain"), made("modulated", network_args=["train_modulation=True"]), made
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
@@ -204,16 +194,12 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
             assert key == "varlen_vl_embed_float32" and file.metadata()["architecture"] == "qwen_image"
             lengths.append(file.get_tensor(key).shape[0])
     assert lengths[0] > 64 > lengths[1]
-    for name in cache_names:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
-        tensors = load_file(folder / name)
-        with safe_open(folder / name, "pt") as file:
-            facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
-        tensors = (
-            {key.replace("float32", "bfloat16"): t.bfloat16() for key, t in tensors.items()}
-            if "_te" in name
-            else tensors
-        )
-        save_file(tensors, folder / name, facts)
+
+    def text_in_half(name, tensors):
+        halves = {key.replace("float32", "bfloat16"): t.bfloat16() for key, t in tensors.items()}
+        return halves if "_te" in name else tensors
+
+    alike.leave_as_musubi_tuner(folder, cache_names, text_in_half)
     before = {name: (folder / name).read_bytes() for name in cache_names}
     again = run("again")
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
