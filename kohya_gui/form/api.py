@@ -27,6 +27,7 @@ from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import check_process
 from library.config.building import draft, find_missing
+from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject
@@ -304,7 +305,7 @@ def start_probe(config: RunConfig, launch: JsonMapping) -> str:
         raise ConfigError("A probe is at work already: wait until it has ended, or stop it.")
     folder = jobs.new(PROBE_KIND)
     toml = write_atomic(folder / "run.toml", to_toml(config))
-    cpu = ["--cpu"] if launch.get("cpu") in (True, "true") else []
+    cpu = ["--cpu"] if is_on_cpu(launch) else []
     words = [PROBE_KIND, str(toml), "--script", config.script, *cpu]
     return jobs.start_job(PROBE_KIND, words, folder, check_process.environment_for_check(launch)).id
 

@@ -11,6 +11,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status, refuse_second
 from library.check.check_process import environment_for_check
 from library.config.building import Layer, find_missing, read_layers
+from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
@@ -62,7 +63,7 @@ class CacheApi:
             for name in ("num_processes", "gpu_ids")
             if submission.launch.get(name)
         ]
-        launch += ["--cpu"] if submission.launch.get("cpu") in (True, "true") else []
+        launch += ["--cpu"] if is_on_cpu(submission.launch) else []
         return job_status(
             jobs.start_job(
                 CACHING_KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(submission.launch)

@@ -1,6 +1,5 @@
 """The tab Try it: pictures with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
 
-import mimetypes
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -181,10 +180,7 @@ class SamplingTab:
             path = paths.existing_file(files[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
-        small = query.get("small")
-        body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
-        kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
+        return samples.serve_picture(path, bool(query.get("small")))
 
     def _config(self, request: ApiRequest) -> tuple[RunConfig, str]:
         """What a comparison needs of a form or a run's config, and the word that it teaches."""
