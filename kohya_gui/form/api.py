@@ -126,47 +126,29 @@ class FormApi:
         return paths.is_allowed(file, self.roots) and paths.allowed_path(file, self.roots).exists()
 
     def preset(self, request: ApiRequest) -> JsonObject:
-        """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
+        """The values of a preset, a profile or the defaults, on top of the form; paths and names are kept."""
         form, submission = self._parse(request)
-        config_class = form.configs[submission.family]
         # Mistakes elsewhere in the form do not prevent this.
         before = form.lenient_config(submission)
-        valid_values = option_values(before)
-        form_values = {name: value for name, value in valid_values.items() if name in submission.values}
+        form_values = {name: value for name, value in option_values(before).items() if name in submission.values}
         if request.text("id") == start_preset.DEFAULTS:
-            options = options_of(config_class)
+            options = options_of(type(before))
             own_values = {name: value for name, value in form_values.items() if presets.is_own(options[name])}
-            config = draft(config_class, own_values)
             start = start_preset.bare(submission.family)
+            config = draft(type(before), own_values)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
-        chosen, notes = self._chosen_preset(form, request.text("id")), list[MessageLike]()
-        if not chosen.is_profile:
-            config = start_preset.apply_preset(chosen, form.configs[chosen.family], form_values, notes)
-            personal_values = {
-                name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES
-            }
-            situation = start_preset.Situation(
-                recipes.model_values(type(config), personal_values), request.text("purpose")
-            )
-            start = self._start(form, chosen, situation)
-            config, recipe = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
-            config = start_preset.with_room_for_references(config, chosen, recipe, notes)
-            changes = compare.difference_rows(before, config)
-            filled = {"fill": form.fill(config, start), "changes": changes}
-            return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
-        profiled = presets.apply(chosen, config_class, form_values, notes)
-        profile_values = option_values(profiled)
-        # Whatever a profile does not set stays as typed, right or wrong.
-        profile_values = {name: value for name, value in profile_values.items() if value != valid_values[name]}
-        fill = json.dumps({"family": submission.family, "values": form.shown(submission.family, profile_values)})
-        return {
-            "fill": fill,
-            "title": compile_summary.name(chosen),
-            "text": compile_summary.compiling_sentence(chosen),
-            "profile": True,
-            "notes": notes,
-            "changes": compare.difference_rows(before, profiled),
-        }
+        chosen = self._chosen_preset(form, request.text("id"))
+        if chosen.is_profile:
+            return _with_profile(form, chosen, before, form_values)
+        notes: list[MessageLike] = []
+        config = start_preset.apply_preset(chosen, form.configs[chosen.family], form_values, notes)
+        own_values = {name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES}
+        situation = start_preset.Situation(recipes.model_values(type(config), own_values), request.text("purpose"))
+        start = self._start(form, chosen, situation)
+        config, recipe = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
+        config = start_preset.with_room_for_references(config, chosen, recipe, notes)
+        filled = {"fill": form.fill(config, start), "changes": compare.difference_rows(before, config)}
+        return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
 
     def purpose(self, request: ApiRequest) -> JsonObject:
         """The start of a form for a purpose and a number of images, on top of its preset."""
@@ -267,6 +249,23 @@ class FormApi:
 
     def _parse(self, request: ApiRequest) -> tuple[SettingsForm, Submission]:
         return requested_submission(self.forms, request)
+
+
+def _with_profile(
+    form: SettingsForm, profile: preset_files.Preset, before: RunConfig, form_values: JsonMapping
+) -> JsonObject:
+    """The values that a profile changes. Whatever it does not set stays as typed, right or wrong."""
+    notes: list[MessageLike] = []
+    config, values_before = presets.apply(profile, type(before), form_values, notes), option_values(before)
+    values = {name: value for name, value in option_values(config).items() if value != values_before[name]}
+    return {
+        "fill": json.dumps({"family": config.family, "values": form.shown(config.family, values)}),
+        "title": compile_summary.name(profile),
+        "text": compile_summary.compiling_sentence(profile),
+        "profile": True,
+        "notes": notes,
+        "changes": compare.difference_rows(before, config),
+    }
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:

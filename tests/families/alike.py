@@ -1,13 +1,45 @@
 """What the tests of several families ask of theirs in the same way."""
 
+from pathlib import Path
+
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library import families
+from library.config.building import build_config
 from library.tools import extract, resize
 from tests.training import config_of, pictures, train
 
 TO_DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
+
+
+def configured(script, options):
+    """The family of a config; paths among its options may be Paths."""
+    texts = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return families.family_for(build_config(families.config_class(script), texts))
+
+
+def family_of(files, name, script, values, **usual):
+    """The family of a config on files by part, of which `name` is the transformer; `values` replace the usual ones."""
+    options = {"pretrained_model_name_or_path": files[name], "text_encoder": files["text_encoder"], "vae": files["vae"]}
+    return configured(script, options | usual | values)
+
+
+def assert_one_problem_each(cases, said):
+    for paths, sentence in cases:
+        problems = said(paths)
+        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+
+
+def text_lengths(folder, names, key, architecture):
+    """The numbers of tokens in caches of captions, which have one tensor each."""
+    lengths = []
+    for name in names:
+        with safe_open(folder / name, "pt") as file:
+            assert [*file.keys()] == [key] and file.metadata()["architecture"] == architecture
+            lengths.append(file.get_tensor(key).shape[0])
+    return lengths
 
 
 def output_and_gradients(model, inputs, answer):

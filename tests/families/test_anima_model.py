@@ -8,8 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.anima import keys, random
 from library.families.anima.model import Block
 from library.families.base import SampleRequest
@@ -25,8 +23,7 @@ def family(files, script="anima_train_network", **values):
     options = {"pretrained_model_name_or_path": files["anima"], "qwen3": files["text_encoder"], "vae": files["vae"]}
     options |= {"network_train_unet_only": True} if script.endswith("_network") else {}
     options |= random.TINY_OPTIONS | values
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.configured(script, options)
 
 
 @pytest.fixture(scope="module")

@@ -152,9 +152,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": others["t5xxl"]}, "is a T5 text encoder; expected the Qwen3-4B (klein 4B) or Qwen3-8B"),
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 48"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,11 @@
 """FLUX.2's networks against diffusers' and transformers', with the same weights."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder
 from library.families.flux_2.model import Flux2Positions
@@ -31,15 +27,12 @@ CPU = torch.device("cpu")
 
 
 def family(files, script="flux_2_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
-    options |= {
-        "vae": files["vae"],
-        "cache_text_encoder_outputs_to_disk": True,
-        "model_version": "klein-base-4b",
-        **values,
-    }
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(
+        files,
+        "flux_2",
+        script,
+        **{"model_version": "klein-base-4b", "cache_text_encoder_outputs_to_disk": True, **values},
+    )
 
 
 @pytest.fixture(scope="module")

@@ -106,9 +106,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
         ({"text_encoder": saved(half, tmp_path / "half.safetensors")}, "lacks 1 of its"),
         ({"text_encoder": wide["text_encoder"]}, "has 56 channels where this model expects 40"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")

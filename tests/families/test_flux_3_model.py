@@ -1,7 +1,6 @@
 """FLUX.3's networks against diffusers' and transformers', with the same weights."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_3 import keys, random, sampler, text_encoder
 from library.families.flux_3.model import CONTAINERS, Flux3, Flux3ImageBlock, Flux3Layers, MMSingleStreamBlock
@@ -23,10 +20,7 @@ REFERENCES = [(2, 3), (3, 1), (1, 1)]  # in tokens
 
 
 def family(files, script="flux_3_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["flux_3"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "flux_3", script, values, cache_text_encoder_outputs=True)
 
 
 @pytest.fixture(scope="module")

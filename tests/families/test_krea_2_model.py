@@ -1,13 +1,9 @@
 """Krea 2's networks against diffusers' and transformers', with the same weights."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.krea_2 import keys, random
 from library.families.krea_2.checkpoint import TEXT
@@ -21,10 +17,7 @@ CAPTIONS += ["一只红色的猫", "a red circle " * 300]
 
 
 def family(files, script="krea_2_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["krea_2"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "raw", **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "krea_2", script, values, cache_text_encoder_outputs=True, model_version="raw")
 
 
 @pytest.fixture(scope="module")

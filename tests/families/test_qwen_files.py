@@ -143,9 +143,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
         ({"text_encoder": files["qwen_image"]}, "is a Qwen-Image transformer; expected the Qwen2.5-VL text encoder"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
     flux = families.family_for(config_of_flux(others, pretrained_model_name_or_path=files["qwen_image"]))
     assert "is a Qwen-Image transformer; train it with qwen_image_train_network" in str(next(iter(flux.problems())))
     narrow = narrowed(load_file(files["text_encoder"]), 128, 64)
@@ -187,12 +185,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 1, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("qwen_image", "64", "128")
         assert facts["format_version"] == "1.0.1"
-    lengths = []
-    for name in (cache_names[1], cache_names[3]):
-        with safe_open(folder / name, "pt") as file:
-            (key,) = file.keys()
-            assert key == "varlen_vl_embed_float32" and file.metadata()["architecture"] == "qwen_image"
-            lengths.append(file.get_tensor(key).shape[0])
+    lengths = alike.text_lengths(folder, cache_names[1::2], "varlen_vl_embed_float32", "qwen_image")
     assert lengths[0] > 64 > lengths[1]
 
     def text_in_half(name, tensors):

@@ -1,7 +1,6 @@
 """Qwen-Image-2.1's networks against diffusers' and transformers', with the same weights."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +8,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image_21 import random, text_encoder
 from library.families.qwen_image_21.family import EMBED, MASK
@@ -24,10 +21,9 @@ CAPTIONS += ["一只红色的猫", "a red circle " * 600]
 
 
 def family(files, script="qwen_image_21_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["qwen_image_21"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(
+        files, "qwen_image_21", script, values, cache_text_encoder_outputs=True, model_version="base"
+    )
 
 
 @pytest.fixture(scope="module")

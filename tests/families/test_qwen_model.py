@@ -1,14 +1,11 @@
 """Qwen-Image's networks against diffusers' and transformers', with the same weights."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image import random, sampler, text_encoder
 from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, rope_table
@@ -19,10 +16,7 @@ CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on
 
 
 def family(files, script="qwen_image_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["qwen_image"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "qwen_image", script, values, cache_text_encoder_outputs=True)
 
 
 @pytest.fixture(scope="module")

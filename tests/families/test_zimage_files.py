@@ -157,9 +157,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 64"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")
@@ -183,12 +181,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
         (name,), facts = file.keys(), file.metadata()
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("z_image", "64", "128")
-    lengths = []
-    for name in (cache_names[1], cache_names[3]):
-        with safe_open(folder / name, "pt") as file:
-            (key,) = file.keys()
-            assert key == "varlen_llm_embed_float32" and file.metadata()["architecture"] == "z_image"
-            lengths.append(file.get_tensor(key).shape[0])
+    lengths = alike.text_lengths(folder, cache_names[1::2], "varlen_llm_embed_float32", "z_image")
     assert lengths[0] > 64 > lengths[1]
     alike.leave_as_musubi_tuner(folder, cache_names)
     before = {name: (folder / name).read_bytes() for name in cache_names}

@@ -1,13 +1,9 @@
 """Z-Image's networks against diffusers' and transformers', with the same weights."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
@@ -23,10 +19,7 @@ TEMPLATE = (
 
 
 def family(files, script="zimage_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["zimage"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "zimage", script, values, cache_text_encoder_outputs=True, model_version="base")
 
 
 @pytest.fixture(scope="module")
