@@ -10,7 +10,7 @@ from kohya_gui.server import paths
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
-from library.files import clear_errors, write_atomic
+from library.files import write_atomic
 
 
 def file_state(path: Path) -> str:
@@ -32,9 +32,7 @@ def check_editable(path: Path, option: str) -> None:
 
 def save(path: Path, text: str) -> JsonObject:
     """Write a file, and return the answer for the page."""
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
+    write_atomic(path, text)
     return {"file": str(path), "known": file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 

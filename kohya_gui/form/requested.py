@@ -8,6 +8,7 @@ from library.config.problems import ConfigError
 
 
 def requested_form(forms: Mapping[str, SettingsForm], tab: str) -> SettingsForm:
+    """The form of a tab. Raises ConfigError without such a tab."""
     if tab not in forms:
         raise ConfigError("there is no such tab: load the page again")
     return forms[tab]

@@ -88,6 +88,7 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
 
 
 def is_allowed(text: str, allowed: Sequence[Path]) -> bool:
+    """Whether `allowed_path` accepts a path."""
     try:
         return bool(allowed_path(text, allowed))
     except ConfigError:

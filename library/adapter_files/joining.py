@@ -21,6 +21,7 @@ KERNEL = (3, 3)  # kernel of all large convolutions with adapters
 
 
 def refuse_small_ranks(**ranks: int | None) -> None:
+    """Raise ConfigError for a rank below 1, by the name of its option."""
     for name, value in ranks.items():
         if value is not None and value < 1:
             raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)

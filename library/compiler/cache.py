@@ -207,7 +207,6 @@ def limit_cache(max_bytes: int, root: Path | None = None) -> None:
     root = root or default_root()
     if max_bytes < 0:
         raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
-    root.mkdir(parents=True, exist_ok=True)
     write_atomic(root / LIMIT_FILE, json.dumps({"bytes": max_bytes}))
     prune_cache(root)
 

@@ -45,7 +45,7 @@ class Transformer(NamedTuple):
 
 
 ENCODER_AND_VAE = ("text_encoder", "vae")
-TRANSFORMERS = {
+IMPORTED_FAMILIES = {
     "flux": Transformer(("clip_l", "t5xxl", "ae"), "flux_shift", 38, 35),
     "flux_2": Transformer(ENCODER_AND_VAE, "flux2_shift", 20, 19),
     "flux_3": Transformer(ENCODER_AND_VAE, "shift", 28, 27),  # it has one at every size
@@ -59,7 +59,7 @@ TURBO_BASES = {"krea_2": "raw", "qwen_image_21": "base", "zimage": "base"}  # th
 
 
 def transformer_of(builder: ImportBuilder) -> Transformer:
-    return TRANSFORMERS.get(builder.family, Transformer((), "flux_shift", 0, 0))
+    return IMPORTED_FAMILIES.get(builder.family, Transformer((), "flux_shift", 0, 0))
 
 
 @cache

@@ -27,12 +27,8 @@ CPU = torch.device("cpu")
 
 
 def family(files, script="flux_2_train_network", **values):
-    return alike.family_of(
-        files,
-        "flux_2",
-        script,
-        **{"model_version": "klein-base-4b", "cache_text_encoder_outputs_to_disk": True, **values},
-    )
+    usual = {"cache_text_encoder_outputs_to_disk": True, "model_version": "klein-base-4b"}
+    return alike.family_of(files, "flux_2", script, values, **usual)
 
 
 @pytest.fixture(scope="module")
