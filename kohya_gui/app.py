@@ -75,10 +75,11 @@ class Page(gr.Blocks):
 
 def build_page(roots: Sequence[Path] = ()) -> Page:
     """Build the page. Only files below the folders in `roots` may be listed, read and written."""
-    training = TrainingTabs({tab.id: TrainingTab(tab, roots or paths.roots()) for tab in TABS})
+    start_roots, roots = roots, roots or paths.roots()
+    training = TrainingTabs({tab.id: TrainingTab(tab, roots) for tab in TABS})
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
-    with without_apps(), Page(training, roots or paths.roots(), title=TITLE, **blocks_arguments) as page:
+    with without_apps(), Page(training, roots, title=TITLE, **blocks_arguments) as page:
         gr.HTML(
             look.header(TITLE, training.mark, training.tabs),
             elem_id="top",
@@ -91,7 +92,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                 gr.Tabs(selected="train", elem_id="rooms", overflow_behavior="wrap"),
             ):
                 with gr.Tab("Data", id="data"):
-                    images = DatasetTab(roots or paths.roots())
+                    images = DatasetTab(roots)
                 with (
                     gr.Tab("Train", id="train"),
                     gr.Tabs(selected=FIRST_KIND, elem_id="kinds", overflow_behavior="wrap"),
@@ -100,38 +101,30 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                         with gr.Tab(tab.title, id=tab.id):
                             training.place(tab.id)
                 with gr.Tab("Runs", id="runs"):
-                    queue = QueueTab(forms, roots or paths.roots())
-                    runs = RunsRoom(roots or paths.roots())
+                    queue = QueueTab(forms, roots)
+                    runs = RunsRoom(roots)
                 with gr.Tab("Try it", id="try"):
-                    sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
+                    sampling = SamplingTab(forms, {tab.id: tab.title for tab in TABS}, roots)
                 with gr.Tab("Tools", id="tools"):
                     ToolsTab()
                 with gr.Tab("Lab", id="lab"):
-                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots or paths.roots())
+                    lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots)
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    for service in (panel, queue):
+    masks, uploads, actions = MaskEditing(roots, images.collection), ImageUploads(roots), RunActions(forms)
+    without_pictures = (
+        *(panel, queue, lab, Picker(roots), ToolCommands(roots), CommandPrinter(roots), AllowedFolders(start_roots)),
+        *(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots), SeveralValues(training.tabs)),
+        *(TextEditor(training.tabs, roots), CacheApi(forms, roots), DemoApi(forms, roots), ModelsApi(forms, roots)),
+    )
+    for service in without_pictures:
         page.service.add(service.handlers)
-    for without_place in (Picker, ToolCommands, CommandPrinter):
-        page.service.add(without_place(roots or paths.roots()).handlers)
-    page.service.add(runs.handlers, runs.picture_handlers)
-    page.service.add(images.handlers, images.picture_handlers)
-    masks = MaskEditing(roots or paths.roots(), images.collection)
+    for service in (runs, images, sampling, actions):
+        page.service.add(service.handlers, service.picture_handlers)
     page.service.add(masks.handlers, masks.picture_handlers, masks.piece_handlers)
-    uploads = ImageUploads(roots or paths.roots())
     page.service.add(uploads.handlers, pieces=uploads.piece_handlers)
     page.service.add(texts.handlers())
-    page.service.add(AllowedFolders(roots).handlers)
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
-    page.service.add(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots or paths.roots()).handlers)
-    page.service.add(SeveralValues(training.tabs).handlers | TextEditor(training.tabs, roots or paths.roots()).handlers)
-    page.service.add(CacheApi(forms, roots or paths.roots()).handlers)
-    page.service.add(DemoApi(forms, roots or paths.roots()).handlers)
-    page.service.add(ModelsApi(forms, roots or paths.roots()).handlers)
-    page.service.add(sampling.handlers, sampling.picture_handlers)
-    page.service.add(lab.handlers)
-    actions = RunActions(forms)
-    page.service.add(actions.handlers, actions.picture_handlers)
     return page
 
 

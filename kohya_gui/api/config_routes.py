@@ -1,6 +1,5 @@
 """Configs over HTTP: check them, queue them, import those of other trainers, and read presets."""
 
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from library.config.formats import read_toml, to_toml
 from library.config.outside_files import parse_toml
 from library.config.problems import ConfigError, Problem
 from library.config.schema import flatten_sections
-from library.config.values import RESERVED
 from library.families import RUNS, config_class
 from library.recipes import preset_files
 from library.runs import gpu_slots, queue
@@ -176,9 +174,9 @@ _NOTHING: dict[str, Any] = {"text": "", "option": "", "topic": "", "verdict": ""
 
 def _imported(body: ImportBody, roots: Sequence[Path]) -> Any:
     """The answer to an import. The file exists only as long as it is read."""
-    name = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", body.name)[-1])[-100:].lstrip(".") or "config"
+    name = paths.plain_name(body.name)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / (f"_{name}" if RESERVED.fullmatch(name) else name)
+        path = Path(folder) / name
         path.write_text(body.text, encoding="utf-8", newline="")
         configs = {script: config_class(script) for script in RUNS}
         may_read = presets.readable_below(roots)

@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field
 from kohya_gui.api.answers import Answer, Sentence, answer
 from kohya_gui.dataset import settings
 from kohya_gui.server import paths
-from library.config.problems import ConfigError
 from library.curation.collection import Picture
 from library.curation.scanning import scan_collection
 
@@ -53,7 +52,7 @@ def router(roots: Sequence[Path]) -> APIRouter:
     ) -> Any:
         path = paths.existing_folder(folder, roots, "folder")
         config = settings.config_of_tab(str(path), {}, roots)
-        scanned = scan_collection(path, config, may=lambda target: _may_read(target, roots))
+        scanned = scan_collection(path, config, may=lambda target: paths.is_allowed(target, roots))
         pictures = scanned.pictures
         return answer(
             DatasetAbout,
@@ -73,10 +72,3 @@ def _image(picture: Picture) -> Any:
     width, height = picture.size
     same = {name: getattr(picture, name) for name in ("name", "caption", "repeats", "unused", "broken")}
     return {**same, "width": width, "height": height}
-
-
-def _may_read(target: str, roots: Sequence[Path]) -> bool:
-    try:
-        return bool(paths.allowed_path(target, roots))
-    except ConfigError:
-        return False

@@ -56,28 +56,29 @@ class EventLog:
             if time.monotonic() - self._looked < EVENT_INTERVAL / 2:
                 return
             is_first, self._looked = not self._looked, time.monotonic()
-            summaries = overview.overview()
-            for run in reversed(summaries):
-                if self._states.get(run.id) != run.state:
-                    self._states[run.id] = run.state
-                    if not is_first:
-                        self._add("run", _run_facts(run))
-                if self._steps.get(run.id, 0) != run.steps_done:
-                    self._steps[run.id] = run.steps_done
-                    if not is_first:
-                        self._add("step", _step_facts(run))
-            for gone in self._states.keys() - {run.id for run in summaries}:
-                del self._states[gone]
-                self._add("run", {"run": gone, "state": "removed"})
-            written = layout.signature(str(queue.queue_folder() / "queue.json"))
-            if written != self._queue:
-                self._queue = written
-                if not is_first:
-                    self._add("queue", _queue_facts())
+            changes = self._changes()
+            for kind, content in () if is_first else changes:  # at first everything looks changed
+                self._number += 1
+                self.events.append(StreamEvent(f"{self._session}-{self._number}", kind, content))
 
-    def _add(self, kind: str, content: JsonObject) -> None:
-        self._number += 1
-        self.events.append(StreamEvent(f"{self._session}-{self._number}", kind, content))
+    def _changes(self) -> list[tuple[str, JsonObject]]:
+        """Remember how everything stands; return what is not as it was remembered."""
+        changes, summaries = list[tuple[str, JsonObject]](), overview.overview()
+        for run in reversed(summaries):
+            if self._states.get(run.id) != run.state:
+                self._states[run.id] = run.state
+                changes.append(("run", _run_facts(run)))
+            if self._steps.get(run.id, 0) != run.steps_done:
+                self._steps[run.id] = run.steps_done
+                changes.append(("step", _step_facts(run)))
+        for gone in self._states.keys() - {run.id for run in summaries}:
+            del self._states[gone]
+            changes.append(("run", {"run": gone, "state": "removed"}))
+        written = layout.signature(str(queue.queue_folder() / "queue.json"))
+        if written != self._queue:
+            self._queue = written
+            changes.append(("queue", _queue_facts()))
+        return changes
 
     def after(self, last: str) -> list[StreamEvent] | None:
         """Return the events after one with this id; None if it is not known any more."""

@@ -1,5 +1,6 @@
 // The source of the room Data's images: one folder, or everything that a training tab's form names, one row each.
 import * as form from "../form/page.js";
+import { tabOf } from "../form/inputs.js";
 import { count, say } from "../i18n/sentences.js";
 import { all, fieldValue, finder, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
 
@@ -77,7 +78,7 @@ const fieldValues = () => all(root, "[data-setting]", HTMLInputElement).map((fie
 /** Remember which form is open, before another tab is opened. */
 function noteForm() {
   const shown = all(document, "form.settings").find((where) => where.checkVisibility());
-  if (shown) lastForm = shown.id.replace(/-form$/, "");
+  if (shown) lastForm = tabOf(shown);
 }
 
 /** Count a folder that belongs to the chosen form as that form would train it. */

@@ -5,6 +5,7 @@ import { all, around, find, hit, isBox, isField, make, makeButton, setValue } fr
 import { ask } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
+import { formAround, tabOf } from "./inputs.js";
 import * as form from "./page.js";
 
 /**
@@ -31,9 +32,6 @@ const MODULE = "network_module", ARGUMENTS = "network_args", PAUSE = 300; // mil
 const states = new WeakMap();
 /** @type {ReturnType<typeof setTimeout>} */
 let timer;
-
-/** @param {Element} box */
-const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.settings"));
 
 /** @param {Element} box */
 const kindOf = (box) => states.get(box)?.adapter.kinds.find(({ id }) => id === states.get(box)?.adapter.kind);
@@ -281,7 +279,7 @@ function measure(box) {
   clearTimeout(timer);
   const state = states.get(box),
     where = formAround(box),
-    tab = where.id.replace(/-form$/, "");
+    tab = tabOf(box);
   const { values, family } = form.held(where),
     optionNames = [
       "network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only",

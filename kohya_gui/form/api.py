@@ -20,12 +20,14 @@ from kohya_gui.form import (
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
+from kohya_gui.form.requested import requested_form, requested_submission
 from kohya_gui.form.typed_paths import MODEL_OPTION
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import check_process
 from library.config.building import draft, find_missing
+from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject
@@ -120,55 +122,33 @@ class FormApi:
         existing = (mistakes.is_id_on_hub(form, name, file) or self._is_there(file) for name, file in files.items())
         return text if all(existing) else ""
 
-    def _is_there(self, text: str) -> bool:
-        try:
-            return paths.allowed_path(text, self.roots).exists()
-        except ConfigError:
-            return False
+    def _is_there(self, file: str) -> bool:
+        return paths.is_allowed(file, self.roots) and paths.allowed_path(file, self.roots).exists()
 
     def preset(self, request: ApiRequest) -> JsonObject:
-        """The values of a preset, or the defaults, on top of the form; paths and names are kept."""
+        """The values of a preset, a profile or the defaults, on top of the form; paths and names are kept."""
         form, submission = self._parse(request)
-        config_class = form.configs[submission.family]
         # Mistakes elsewhere in the form do not prevent this.
         before = form.lenient_config(submission)
-        valid_values = option_values(before)
-        form_values = {name: value for name, value in valid_values.items() if name in submission.values}
+        form_values = {name: value for name, value in option_values(before).items() if name in submission.values}
         if request.text("id") == start_preset.DEFAULTS:
-            config = draft(
-                config_class,
-                {name: form_values[name] for name in form_values if presets.is_own(options_of(config_class)[name])},
-            )
+            options = options_of(type(before))
+            own_values = {name: value for name, value in form_values.items() if presets.is_own(options[name])}
             start = start_preset.bare(submission.family)
+            config = draft(type(before), own_values)
             return {"fill": form.fill(config, start), "title": start["title"], "text": start["text"]}
-        chosen, notes = self._chosen_preset(form, request.text("id")), list[MessageLike]()
-        if not chosen.is_profile:
-            config = start_preset.apply_preset(chosen, form.configs[chosen.family], form_values, notes)
-            personal_values = {
-                name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES
-            }
-            situation = start_preset.Situation(
-                recipes.model_values(type(config), personal_values), request.text("purpose")
-            )
-            start = self._start(form, chosen, situation)
-            config, recipe = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
-            config = start_preset.with_room_for_references(config, chosen, recipe, notes)
-            changes = compare.difference_rows(before, config)
-            filled = {"fill": form.fill(config, start), "changes": changes}
-            return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
-        profiled = presets.apply(chosen, config_class, form_values, notes)
-        profile_values = option_values(profiled)
-        # Whatever a profile does not set stays as typed, right or wrong.
-        profile_values = {name: value for name, value in profile_values.items() if value != valid_values[name]}
-        fill = json.dumps({"family": submission.family, "values": form.shown(submission.family, profile_values)})
-        return {
-            "fill": fill,
-            "title": compile_summary.name(chosen),
-            "text": compile_summary.compiling_sentence(chosen),
-            "profile": True,
-            "notes": notes,
-            "changes": compare.difference_rows(before, profiled),
-        }
+        chosen = self._chosen_preset(form, request.text("id"))
+        if chosen.is_profile:
+            return _with_profile(form, chosen, before, form_values)
+        notes: list[MessageLike] = []
+        config = start_preset.apply_preset(chosen, form.configs[chosen.family], form_values, notes)
+        own_values = {name: value for name, value in option_values(config).items() if name in presets.OWN_NAMES}
+        situation = start_preset.Situation(recipes.model_values(type(config), own_values), request.text("purpose"))
+        start = self._start(form, chosen, situation)
+        config, recipe = recipes.apply_recipe(config, config, situation.purpose, 0, 1)
+        config = start_preset.with_room_for_references(config, chosen, recipe, notes)
+        filled = {"fill": form.fill(config, start), "changes": compare.difference_rows(before, config)}
+        return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
 
     def purpose(self, request: ApiRequest) -> JsonObject:
         """The start of a form for a purpose and a number of images, on top of its preset."""
@@ -192,7 +172,7 @@ class FormApi:
         return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, request: ApiRequest) -> JsonObject:
-        return {"choices": compare.comparable_configs(self.kinds[self._form(request).tab])}
+        return {"choices": compare.comparable_configs(self.kinds[requested_form(self.forms, request.text("tab")).tab])}
 
     def save_name(self, request: ApiRequest) -> JsonObject:
         """A path for a new config with these settings; "" if the form does not say where its result goes."""
@@ -215,12 +195,8 @@ class FormApi:
         (first_title, first), (second_title, second) = chosen
         if first_title == second_title:  # such as two files of one name, or two runs of one minute
             first_title, second_title = names_apart([Path(key.removeprefix("run:")) for key in keys])
-        contents = [
-            compare.contents_of_key(key, config, self.roots) for key, (_, config) in zip(keys, chosen, strict=True)
-        ]
-        of_files = compare.content_rows([first, second], contents)
-        rows = [row for row in compare.difference_rows(first, second) if row[0] not in of_files]
-        return {"first": first_title, "second": second_title, "rows": [*filter(None, of_files.values()), *rows]}
+        rows = compare.compare_settings(keys, [first, second], self.roots)
+        return {"first": first_title, "second": second_title, "rows": rows}
 
     def probe(self, request: ApiRequest) -> JsonObject:
         """Start a probe."""
@@ -271,15 +247,25 @@ class FormApi:
         keys.forget_key(request.text("name"))
         return {}
 
-    def _form(self, request: ApiRequest) -> SettingsForm:
-        form = self.forms.get(request.text("tab"))
-        if form is None:
-            raise ConfigError("there is no such tab: load the page again")
-        return form
-
     def _parse(self, request: ApiRequest) -> tuple[SettingsForm, Submission]:
-        form = self._form(request)
-        return form, form.parse_submission(request.text("sent"))
+        return requested_submission(self.forms, request)
+
+
+def _with_profile(
+    form: SettingsForm, profile: preset_files.Preset, before: RunConfig, form_values: JsonMapping
+) -> JsonObject:
+    """The values that a profile changes. Whatever it does not set stays as typed, right or wrong."""
+    notes: list[MessageLike] = []
+    config, values_before = presets.apply(profile, type(before), form_values, notes), option_values(before)
+    values = {name: value for name, value in option_values(config).items() if value != values_before[name]}
+    return {
+        "fill": json.dumps({"family": config.family, "values": form.shown(config.family, values)}),
+        "title": compile_summary.name(profile),
+        "text": compile_summary.compiling_sentence(profile),
+        "profile": True,
+        "notes": notes,
+        "changes": compare.difference_rows(before, config),
+    }
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:
@@ -312,18 +298,13 @@ def _preset_lines(text: str) -> str:
     return lines
 
 
-def secrets_of(config: RunConfig) -> dict[str, str | None]:
-    options = options_of(type(config))
-    return {name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options}
-
-
 def start_probe(config: RunConfig, launch: JsonMapping) -> str:
     """Start a probe of a config, and return its id. Raises ConfigError while another one is running."""
     if any(job.active for job in jobs.jobs_of_kinds(PROBE_KIND)):
         raise ConfigError("A probe is already running: wait until it has ended, or stop it.")
     folder = jobs.new(PROBE_KIND)
     toml = write_atomic(folder / "run.toml", to_toml(config))
-    cpu = ["--cpu"] if launch.get("cpu") in (True, "true") else []
+    cpu = ["--cpu"] if is_on_cpu(launch) else []
     words = [PROBE_KIND, str(toml), "--script", config.script, *cpu]
     return jobs.start_job(PROBE_KIND, words, folder, check_process.environment_for_check(launch)).id
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.requested import requested_submission
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import job_status, refuse_second
 from library.check.check_process import environment_for_check
 from library.config.building import Layer, find_missing, read_layers
+from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
@@ -40,10 +42,9 @@ class CacheApi:
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start caching the form's data in separate processes."""
-        form, kind = self.forms.get(request.text("tab")), request.text("kind")
-        if form is None or kind not in WANTED:
-            raise ConfigError("there is no such tab: load the page again")
-        submission = form.parse_submission(request.text("sent"))
+        (form, submission), kind = requested_submission(self.forms, request), request.text("kind")
+        if kind not in WANTED:
+            raise ConfigError("There is no such choice: load the page again.")
         options, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
         values = {**submission.values, **{name: value for name, value in chosen.items() if name in options}}
@@ -62,7 +63,7 @@ class CacheApi:
             for name in ("num_processes", "gpu_ids")
             if submission.launch.get(name)
         ]
-        launch += ["--cpu"] if submission.launch.get("cpu") in (True, "true") else []
+        launch += ["--cpu"] if is_on_cpu(submission.launch) else []
         return job_status(
             jobs.start_job(
                 CACHING_KIND, ["cache", kind, str(toml), *launch], folder, environment_for_check(submission.launch)

@@ -8,16 +8,17 @@ from typing import Any
 from kohya_gui.form import presets
 from kohya_gui.server import paths
 from library import importers
-from library.config.building import build_config, draft
+from library.config.building import build_config
 from library.config.choice_words import CHOICE_WORDS
 from library.config.formats import read_toml
 from library.config.problems import ConfigError, Message, MessageLike
-from library.config.schema import flatten_sections, option_values, options_of
+from library.config.schema import option_values, options_of
 from library.config.values import Option
 from library.families import RUNS, config_class, facts_of
 from library.recipes import preset_files
 from library.runs import dates, file_contents, job_files, layout, queue_rows, reader
 from library.runs.file_contents import FileContent
+from library.trainings import reopening
 
 FORM = "form"
 RUNS_SHOWN = 30
@@ -43,8 +44,11 @@ def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> t
     if key == FORM:
         return "This form", form()
     if kind == "run" and layout.is_run_id(name):
-        config = _of_run(name)
-        return run_title(reader.find_run(name)), config
+        try:
+            run = reader.find_run(name)
+        except KeyError as error:
+            raise ConfigError("there is no run called {run_id}", run_id=name) from error
+        return run_title(run), reopening.started_config(run).config
     if kind == "preset":
         preset = preset_files.by_id(name)
         if preset is None:
@@ -54,21 +58,6 @@ def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> t
     path = paths.readable(key, roots, importers.SUFFIXES)
     runs = {script: config_class(script) for script in RUNS}
     return path.name, importers.import_file(path, runs, may_read=presets.readable_below(roots)).config
-
-
-def _of_run(run_id: str) -> Any:
-    try:
-        run = reader.find_run(run_id)
-        config, path = config_class(str(run.facts.get("script"))), run.folder / layout.TOML
-        # A run started in a shell has no TOML, but its record has the differences from the defaults.
-        values = read_toml(path) if path.is_file() else flatten_sections(run.facts.get("config") or {})
-    except KeyError as error:
-        raise ConfigError("there is no run called {run_id}", run_id=run_id) from error
-    options, valid = options_of(config), {}
-    for name, value in values.items():  # an older version may have had other options
-        if name in options:
-            valid[name] = options[name].read(value)
-    return draft(config, valid)
 
 
 def contents_of_key(key: str, config: Any, roots: Sequence[Path]) -> dict[str, FileContent]:
@@ -102,6 +91,22 @@ def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileCon
         differ = len({file_contents.comparable(value) for value in values}) > 1
         rows[option] = [option, Message(words).capitalized(), *texts] if differ else []
     return rows
+
+
+def compare_settings(keys: Sequence[str], configs: Sequence[Any], roots: Sequence[Path]) -> list[list[MessageLike]]:
+    """A row for each option that differs from the first of some settings: its name, its label, and its value in all.
+
+    Files of prompts and data sets are compared by their contents, and come first.
+    """
+    contents = [contents_of_key(key, config, roots) for key, config in zip(keys, configs, strict=True)]
+    of_files = content_rows(configs, contents)
+    first, *others = configs
+    rows: dict[str, list[MessageLike]] = {}
+    for at, other in enumerate(others):
+        for name, label, value, other_value in difference_rows(first, other):
+            if name not in of_files:
+                rows.setdefault(name, [name, label, *[value] * len(configs)])[3 + at] = other_value
+    return [*filter(None, of_files.values()), *rows.values()]
 
 
 def difference_rows(first: Any, second: Any) -> list[list[str]]:

@@ -7,6 +7,7 @@ import { filesOf, Sending } from "../server/uploads.js";
 import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./datasets_rows.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
+import { formAround, tabOf } from "./inputs.js";
 import * as form from "./page.js";
 import { store } from "./storage.js";
 
@@ -28,12 +29,6 @@ const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-reference
 const NOTHING = { groups: [], file: "", known: "", problems: [] };
 /** @type {WeakMap<Element, State>} */
 const states = new WeakMap();
-
-/** @param {Element} box */
-const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.settings"));
-
-/** @param {Element} box */
-const tabOf = (box) => formAround(box).id.replace(/-form$/, "");
 
 /**
  * @param {Element} box

@@ -15,12 +15,11 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.curation import dataset_file, image_folders, shares, sources
 from library.curation.dataset_file import KNOWN, DatasetTable, FolderTable
-from library.files import clear_errors, write_atomic
 
 DATASET_OPTION = "dataset_config"
 DATASET_SUFFIXES = (".toml", ".json")
@@ -227,10 +226,7 @@ def save_datasets(form: SettingsForm, submission: Submission, request: ApiReques
                     paths.allowed_path(text, roots, name)
         table.folders = [named for folder in table.folders for named in image_folders.read_folder_name(folder)]
     text = dataset_file.written(path, [table for table in tables if table.folders])
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
+    return kept_file.save(path, text)
 
 
 def _sent_tables(sent: object) -> list[DatasetTable]:

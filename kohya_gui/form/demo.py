@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.requested import requested_family
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import refuse_second
@@ -45,7 +46,5 @@ class DemoApi:
         return {"state": "finished", "path": str(path)}
 
     def _script(self, request: ApiRequest) -> str:
-        form, family = self.forms.get(request.text("tab")), request.text("family")
-        if form is None or family not in form.configs:
-            raise ConfigError("There is no such choice: load the page again.")
+        form, family = requested_family(self.forms, request)
         return str(form.configs[family].script)

@@ -10,7 +10,7 @@ from library.config.json_types import JsonMapping
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
-from library.files import clear_errors, write_atomic
+from library.files import write_atomic
 
 DATASET_OPTION = "dataset_config"
 REPLACED = ("train_data_dir", "reg_data_dir", "in_json")  # by a dataset file
@@ -52,11 +52,7 @@ def _write_data_file(text: str, preferred: Path) -> Path:
         for candidate in kept_file.numbered_paths(preferred)
         if not candidate.exists() or _file_has_text(candidate, text)
     )
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            write_atomic(path, text)
-    return path
+    return path if path.exists() else write_atomic(path, text)
 
 
 def _file_has_text(path: Path, text: str) -> bool:

@@ -1,10 +1,20 @@
 // The fields of a form, and the families that each is for.
-import { all, fieldValue, isField } from "../server/elements.js";
+import { all, around, fieldValue, find, isField } from "../server/elements.js";
 
 /**
  * @typedef {import("../server/elements.js").Field & { form: HTMLFormElement }} Field a field of one option or launch
  *   setting
  */
+
+/** @param {Element} element in a form */
+export const formAround = (element) => /** @type {HTMLFormElement} */ (around(element, "form.settings"));
+
+/**
+ * The id of the training tab that an element belongs to: its form, or anything in or beside it.
+ * @param {Element} element
+ */
+export const tabOf = (element) =>
+  (element.closest("form.settings") ?? find(around(element, ".training"), "form.settings")).id.replace(/-form$/, "");
 
 /**
  * @param {ParentNode} where

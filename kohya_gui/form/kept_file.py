@@ -7,8 +7,10 @@ from itertools import count
 from pathlib import Path
 
 from kohya_gui.server import paths
-from library.config.problems import ConfigError, Problem
+from library.config.json_types import JsonObject
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
+from library.files import write_atomic
 
 
 def file_state(path: Path) -> str:
@@ -26,6 +28,12 @@ def check_unchanged(path: Path, known_state: str, option: str) -> None:
 def check_editable(path: Path, option: str) -> None:
     if not path.is_file() or path.stat().st_size > paths.MAX_CONFIG_BYTES:
         raise ConfigError(Problem(option, ": {path} is not a file, or is far too large to be edited", path=path))
+
+
+def save(path: Path, text: str) -> JsonObject:
+    """Write a file, and return the answer for the page."""
+    write_atomic(path, text)
+    return {"file": str(path), "known": file_state(path), "said": Message("Saved in {path}.", path=path)}
 
 
 def beside_result(config: RunConfig, roots: Sequence[Path]) -> Path:

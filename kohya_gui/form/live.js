@@ -9,6 +9,7 @@ import { makeCaches } from "./caches.js";
 import { compare, table } from "./compare.js";
 import { sentOf, tell, tellError } from "./messages.js";
 import * as inputs from "./inputs.js";
+import { tabOf } from "./inputs.js";
 import * as form from "./page.js";
 import { probe } from "./probe.js";
 import { editText } from "./text_editor.js";
@@ -26,9 +27,6 @@ import { onOpened } from "./tab.js";
  * `wrong` and `ineffective` have a sentence by field id, `kept` the ids of fields whose key is stored; `chosen` is the
  * base model, if all of its parts are there */
 
-/** @param {Element} element in a training tab */
-const tabOf = (element) => find(around(element, ".training"), "form.settings").id.replace(/-form$/, "");
-
 // ---- while the user types
 
 /** @type {Record<string, ReturnType<typeof setTimeout>>} */
@@ -40,12 +38,12 @@ const newest = {};
 const later = new Set();
 
 form.onSettled((where) => {
-  const tab = where.id.replace(/-form$/, "");
+  const tab = tabOf(where);
   clearTimeout(timers[tab]);
   timers[tab] = setTimeout(() => (where.checkVisibility() ? judge(tab) : later.add(tab)), 250);
 });
 onOpened((where) => {
-  const tab = where.id.replace(/-form$/, "");
+  const tab = tabOf(where);
   if (later.delete(tab)) judge(tab);
 });
 

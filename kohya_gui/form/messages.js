@@ -28,13 +28,16 @@ export function read(tab, busy = "") {
   return sentOf(tab);
 }
 
+/** @param {string} tab */
+const barOf = (tab) => find(around(form.formOf(tab), ".training"), ".bar");
+
 /**
  * Show that something is in progress, or without words that it is done.
  * @param {string} tab
  * @param {string} [busy]
  */
 export function showBusy(tab, busy = "") {
-  const bar = find(around(form.formOf(tab), ".training"), ".bar");
+  const bar = barOf(tab);
   bar.toggleAttribute("data-busy", Boolean(busy));
   find(bar, ".doing").textContent = busy && `${translated(busy)} …`;
 }
@@ -46,7 +49,7 @@ export function showBusy(tab, busy = "") {
  * @param {(Node | string)[]} parts
  */
 export function tell(tab, kind, ...parts) {
-  const bar = find(around(form.formOf(tab), ".training"), ".bar");
+  const bar = barOf(tab);
   const place = bar.querySelector(".told") ?? make("div", { className: "told" });
   if (!place.isConnected) bar.prepend(place);
   bar.classList.toggle("own", parts.length > 0);
@@ -80,7 +83,7 @@ const nameOf = (/** @type {string} */ sent) => String(JSON.parse(sent).values.ou
  * @param {string} message the answer to it, as HTML
  */
 export function tellUnqueued(tab, sent, message) {
-  const bar = find(around(form.formOf(tab), ".training"), ".bar");
+  const bar = barOf(tab);
   const why = make("div", { innerHTML: message });
   for (const part of all(why, "button:not(.jump), .offer, style")) part.remove(); // they are for the form that was sent
   settleUnqueued(tab, sent);
@@ -98,7 +101,7 @@ export function tellUnqueued(tab, sent, message) {
  * @param {string} sent
  */
 export function settleUnqueued(tab, sent) {
-  const bar = find(around(form.formOf(tab), ".training"), ".bar");
+  const bar = barOf(tab);
   for (const note of all(bar, ".unqueued")) if (note.dataset.name === nameOf(sent)) note.remove();
 }
 

@@ -2,7 +2,7 @@
 import { around, fieldValue, find, hit, isField, setValue } from "../server/elements.js";
 import * as memories from "./family_values.js";
 import * as histories from "./history.js";
-import { families, familiesOf, family, fields, fieldsOf, images, isFor, same } from "./inputs.js";
+import { families, familiesOf, family, fields, fieldsOf, images, isFor, same, tabOf } from "./inputs.js";
 import { forgetMarks, markChanged, markRequired } from "./marks.js";
 import { jump } from "./sections.js";
 import { source, store } from "./storage.js";
@@ -281,7 +281,7 @@ export const historyOf = (where) => (history[where.id] ??= histories.nothing());
  * @param {string} [opened] the config that another one replaces
  */
 export function remember(where, opened) {
-  const file = opened === undefined ? {} : { opened, source: source(where.id.replace(/-form$/, "")) };
+  const file = opened === undefined ? {} : { opened, source: source(tabOf(where)) };
   histories.remember(historyOf(where), { ...copyOf(where), ...file });
 }
 

@@ -20,7 +20,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.values import Option
 from library.families import RUNS, config_class
-from library.files import clear_errors, write_atomic
+from library.files import write_atomic
 from library.optim import names
 from library.recipes.preset_files import Preset, profiles
 
@@ -204,8 +204,7 @@ def save_config(path: Path, config: RunConfig, opened_state: str, source: str = 
         raise ConfigError(
             "config file: {path} has been changed elsewhere; load it again, or choose another name", path=path
         )
-    with clear_errors(path):
-        write_atomic(path, to_commented_toml(source, config, comment(config)))
+    write_atomic(path, to_commented_toml(source, config, comment(config)))
     return len(flatten_sections(changed(config)))
 
 

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.form import api, messages, presets
+from kohya_gui.form import messages, presets
 from kohya_gui.server import named_paths, paths
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import build_config
@@ -107,7 +107,7 @@ def surroundings(config: RunConfig) -> list[Message]:
         "wandb_api_key": config.log.log_with in ("wandb", "all"),
         "huggingface_token": config.hub.huggingface_repo_id,
     }
-    secrets = {**keys.stored_keys(), **api.secrets_of(config)}
+    secrets = {**keys.stored_keys(), **keys.keys_of_config(config)}
     variables = [keys.ENVIRONMENT[name] for name, value in secrets.items() if value and used[name]]
     return notes + [Message("Set {name} in that shell: tokens are in no config.", name=name) for name in variables]
 

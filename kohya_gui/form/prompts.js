@@ -4,6 +4,7 @@ import { all, around, find, hit, isField, make, makeButton, setValue } from "../
 import { ask, messageOf } from "../server/http.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
+import { formAround, tabOf } from "./inputs.js";
 import * as form from "./page.js";
 import { store } from "./storage.js";
 import { reveal } from "./shown.js";
@@ -19,12 +20,6 @@ const NOTHING = "null"; // stored in place of rows that are saved
 const WHEN = ["sample_every_n_epochs", "sample_every_n_steps"];
 /** @type {WeakMap<Element, State>} */
 const states = new WeakMap();
-
-/** @param {Element} box */
-const formAround = (box) => /** @type {HTMLFormElement} */ (around(box, "form.settings"));
-
-/** @param {Element} box */
-const tabOf = (box) => formAround(box).id.replace(/-form$/, "");
 
 /**
  * @param {Element} box

@@ -11,9 +11,8 @@ from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library import families
 from library.config.json_types import JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Problem
 from library.curation.proposals import proposals
-from library.files import clear_errors, write_atomic
 from library.sampling import prompt_rows
 from library.sampling.prompts import SAMPLERS
 
@@ -121,10 +120,7 @@ def save_rows(form: SettingsForm, submission: Submission, request: ApiRequest, r
         kept_file.check_unchanged(path, state, PROMPTS_OPTION)
         before = read_outside_text(path).removeprefix("\ufeff")
     text = prompt_rows.rows_as_text(rows, before)
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-    return {"file": str(path), "known": kept_file.file_state(path), "said": Message("Saved in {path}.", path=path)}
+    return kept_file.save(path, text)
 
 
 def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:

@@ -1,7 +1,7 @@
 // The purpose of a training: the values that a recipe sets on top of the preset, and the steps that suit the images.
 import { all, around, find, make } from "../server/elements.js";
 import { ask } from "../server/http.js";
-import { family, fieldOf } from "./inputs.js";
+import { family, fieldOf, tabOf } from "./inputs.js";
 import { sentOf } from "./messages.js";
 import { onSettled, remember, restart, startOf } from "./page.js";
 
@@ -28,7 +28,7 @@ function purposeOf(where) {
  * @param {HTMLFormElement} where
  */
 async function update(where) {
-  const name = family(where), start = startOf(where, name), tab = where.id.replace(/-form$/, "");
+  const name = family(where), start = startOf(where, name), tab = tabOf(where);
   if (!start.advice) return;
   const purpose = purposeOf(where), counted = images[where.id] ?? 0;
   const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;

@@ -90,7 +90,7 @@ export function recognise(where, model) {
  * @param {string} path
  */
 async function fillBeside(where, path) {
-  const tab = where.id.replace(/-form$/, ""), sent = sentOf(tab);
+  const tab = inputs.tabOf(where), sent = sentOf(tab);
   /** @type {{ values: form.Values }} */
   const { values } = await ask("models_beside", { tab, sent }).catch(() => ({ values: {} }));
   const empty = inputs

@@ -37,13 +37,14 @@ from library.config.building import Reading, working_fix
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.problems import problem_from_json as read_problem
 from library.config.run_config import RunConfig
-from library.config.values import LIMITS, RESERVED
+from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
-from library.runs import keys, queue, start
+from library.runs import queue, start
+from library.trainings import adding
 
 FORM_FOLDER = Path(__file__).parent
 # The answer to a button: a "message" as HTML, and optionally values to "fill" into the form, the "path" of its config
@@ -166,10 +167,8 @@ class TrainingTab:
     def on_train(self, sent: str) -> Answer:
         """Check the form and all that it names, and start the training in separate processes."""
         submission, config, notes, report = self.checked(sent)
-        if isolated.findings_to_fix(report):
-            return {"message": self._report(report, submission.family)}
-        if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
-            return {"message": messages.without_captions(caption_problem, "train")}
+        if objections := self._objections(submission, report, "train"):
+            return {"message": objections}
         run_id = start.launch_run(config, submission.preset, **self.launch_of(config, submission.launch))
         hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         name = start.result_of(config)[1]
@@ -179,13 +178,18 @@ class TrainingTab:
     def on_queue(self, sent: str) -> Answer:
         """Check the form and all that it names, and add its training to the queue."""
         submission, config, notes, report = self.checked(sent)
-        if isolated.findings_to_fix(report):
-            return {"message": self._report(report, submission.family)}
-        if (caption_problem := isolated.uncaptioned(report)) and not submission.anyway:
-            return {"message": messages.without_captions(caption_problem, "later")}
+        if objections := self._objections(submission, report, "later"):
+            return {"message": objections}
         job = start.job(config, submission.preset, **self.launch_of(config, submission.launch))
         entry = queue.add_to_queue(job, estimate=isolated.estimate_of(report))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
+
+    def _objections(self, submission: Submission, report: isolated.Report, act: str) -> str:
+        """What keeps a button (`act`) from starting or queueing a training, as HTML, or ""."""
+        if isolated.findings_to_fix(report):
+            return self._report(report, submission.family)
+        uncaptioned = isolated.uncaptioned(report)
+        return messages.without_captions(uncaptioned, act) if uncaptioned and not submission.anyway else ""
 
     def on_check(self, sent: str) -> Answer:
         """Report everything that can be known about this training before it starts."""
@@ -210,18 +214,7 @@ class TrainingTab:
         """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
         submission = self.form.parse_submission(sent)
         reading = paths.allowed(self.form.reading(submission), self.roots)
-        return submission, reading, [*reading.notes, *self._keep(reading.config)]
-
-    def _keep(self, config: RunConfig) -> list[MessageLike]:
-        new = keys.store_keys(api.secrets_of(config))
-        return [
-            Message(
-                "{name} is kept in {folder}, for you only, and is in no config.",
-                name=option_name(name),
-                folder=keys.keys_file(),
-            )
-            for name in new
-        ]
+        return submission, reading, [*reading.notes, *adding.keep_keys(reading.config)]
 
     def _report(self, report: isolated.Report, family: str) -> str:
         places = self.form.places(family)
@@ -238,7 +231,7 @@ class TrainingTab:
     def on_save(self, sent: str, where: str, opened: str, source: str = "") -> Answer:
         """Save the form to the named config file."""
         config, notes = self.form.collect(self.form.parse_submission(sent))
-        notes += self._keep(config)
+        notes += adding.keep_keys(config)
         path = paths.config_file(where or str(presets.suggestion(config)), self.roots)
         count = presets.save_config(path, config, opened, source)
         message = messages.good(
@@ -287,9 +280,8 @@ class TrainingTab:
 
     def on_upload(self, sent: str, name: str, text: str) -> Answer:
         """Load an uploaded config into the form, and forget where the form was saved last."""
-        safe_name = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / (f"_{safe_name}" if RESERVED.fullmatch(safe_name) else safe_name or "config")
+            path = Path(folder) / paths.plain_name(name)
             if path.suffix.lower() in paths.WEIGHTS:
                 path.write_bytes(importers.with_header(text))
             else:

@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { inEnglish } from "../i18n/words.js";
 import { all, around, find, isBox, isField, make } from "../server/elements.js";
 import { step, type } from "./history.js";
-import { families, isFor } from "./inputs.js";
+import { families, isFor, tabOf } from "./inputs.js";
 import { englishLabel, wordOf } from "./labels.js";
 import { tell } from "./messages.js";
 import * as form from "./page.js";
@@ -97,5 +97,5 @@ document.addEventListener("keydown", (event) => {
   const where = all(document, "form.settings", HTMLFormElement).find((shown) => shown.checkVisibility());
   if (!where || event.defaultPrevented) return;
   event.preventDefault();
-  takeStep(where.id.replace(/-form$/, ""), key === "y" || event.shiftKey ? "undone" : "done");
+  takeStep(tabOf(where), key === "y" || event.shiftKey ? "undone" : "done");
 });

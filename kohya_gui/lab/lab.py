@@ -14,6 +14,7 @@ import gradio as gr
 
 from kohya_gui.form import compile_summary
 from kohya_gui.form.form import SettingsForm, shown_value
+from kohya_gui.form.requested import requested_form
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
@@ -87,12 +88,9 @@ class LabTab:
     def apply(self, request: ApiRequest) -> JsonObject:
         """The best options of a measurement, as values of a tab's fields."""
         tab, job = request.text("tab"), jobs.find_job(request.text("job"))
-        if tab not in self.forms:
-            raise ConfigError("There is no such tab: load the page again.")
         options = advised_options(job, request.number("number"))
-        form_options = {
-            name: o for config in self.forms[tab].configs.values() for name, o in options_of(config).items()
-        }
+        configs = requested_form(self.forms, tab).configs.values()
+        form_options = {name: option for config in configs for name, option in options_of(config).items()}
         values = {
             name: shown_value(form_options[name], value) for name, value in options.items() if name in form_options
         }

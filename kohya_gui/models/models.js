@@ -1,9 +1,9 @@
 // The dialog for base models: those on this computer, and downloads with all required parts.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, around, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
+import { all, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { family, fields, isFor } from "../form/inputs.js";
+import { family, fields, isFor, tabOf } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
 
@@ -391,6 +391,6 @@ document.addEventListener("click", (event) => {
   const button = hit(event, ".find-models");
   if (!button) return;
   models ??= new Models();
-  models.open(find(around(button, ".training"), "form.settings").id.replace(/-form$/, ""));
+  models.open(tabOf(button));
   find(models.dialog, "select").focus();
 });

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.requested import requested_family, requested_submission
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler
@@ -53,9 +54,7 @@ class ModelsApi:
 
     def look(self, request: ApiRequest) -> JsonObject:
         """The models of a family on this computer, and the downloads offered. No request leaves this computer."""
-        form, family = self.forms.get(request.text("tab")), request.text("family")
-        if form is None or family not in form.configs:
-            raise ConfigError("There is no such choice: load the page again.")
+        form, family = requested_family(self.forms, request)
         folder, named = self._folder(request), request.text("named")
         found = [model for model in self._found(folder, named) if model.uses.get(family)]
         bases: list[JsonObject] = []
@@ -82,10 +81,7 @@ class ModelsApi:
 
     def beside(self, request: ApiRequest) -> JsonObject:
         """The text encoders and VAE beside a base model, for the empty fields among them."""
-        form = self.forms.get(request.text("tab"))
-        if form is None:
-            raise ConfigError("There is no such choice: load the page again.")
-        submission = form.parse_submission(request.text("sent"))
+        form, submission = requested_submission(self.forms, request)
         model = paths.allowed_path(
             str(submission.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION
         )

@@ -1,5 +1,5 @@
 // The four steps to a first training, shown in the panel until there is a run: each leads to its place on the page.
-import { family } from "../form/inputs.js";
+import { family, tabOf } from "../form/inputs.js";
 import { formOf, onSettled } from "../form/page.js";
 import { onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
@@ -72,7 +72,7 @@ const STEPS = {
   look: (where) => {
     looked.add(imagesOf(where));
     progress(find(where, "form.settings"));
-    return showImages(find(where, "form.settings").id.replace(/-form$/, ""));
+    return showImages(tabOf(where));
   },
   train: (where) => find(where, ".bar button.train").focus(),
 };

@@ -15,7 +15,7 @@ from library.runs.durations import duration_in_words, local_time
 from library.runs.gpu_log import SPILLED
 from library.runs.lost_time import lost_time_sentence
 from library.runs.queue import BY_USER, Queue
-from library.runs.reader import RecordedRun, RunProgress
+from library.runs.reader import RecordedRun, RunProgress, rates_by_name
 
 STATES = {
     "starting": ("Starting", "busy"),
@@ -245,11 +245,7 @@ def _step_numbers_html(run: RecordedRun, progress: RunProgress, now: float) -> s
 
 def shown_rates(logged: Any) -> dict[str, float]:
     """At most three learning rates by name; equal ones are shown once."""
-    if isinstance(logged, int | float):
-        return {"": float(logged)}
-    if not isinstance(logged, dict):
-        return {}
-    rates = {str(name): float(rate) for name, rate in logged.items() if isinstance(rate, int | float)}
+    rates = rates_by_name(logged)
     return {"": next(iter(rates.values()))} if len(set(rates.values())) == 1 else dict(list(rates.items())[:3])
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -53,6 +53,14 @@ class PanelPart:
         return hashlib.sha256(json.dumps(self.basis, default=str).encode()).hexdigest()[:MARK_DIGITS]
 
 
+def unseen_parts(names: Sequence[str], parts: Mapping[str, PanelPart], shown: str) -> JsonObject:
+    """The HTML of each part that a browser does not show yet, by the marks of those that it does (`shown`)."""
+    marks = {name: parts[name].mark for name in names}
+    shown_marks = dict(zip_longest(names, shown.split()[: len(names)], fillvalue=""))
+    unseen = {name: parts[name].render() for name, mark in marks.items() if mark != shown_marks[name]}
+    return {"parts": unseen, "shown": " ".join(marks.values())}
+
+
 # Why: docs/decisions/2026-11-23-panel-asks-for-news.md
 class RunPanel:
     """The panel beside the tabs: its place on the page, and the changes that monitor.js polls for."""
@@ -70,11 +78,8 @@ class RunPanel:
 
         The browser sends `shown` back with its next request, so the server remembers nothing of it.
         """
-        parts = panel_parts(request.text("run"), request.flag("log"))
-        marks = {name: parts[name].mark for name in PARTS}
-        shown_marks = dict(zip_longest(PARTS, request.text("shown").split()[: len(PARTS)], fillvalue=""))
-        changed = {name: parts[name].render() for name, mark in marks.items() if mark != shown_marks[name]}
-        return {"parts": changed, "shown": " ".join(marks.values())} if changed else {"parts": {}}
+        answer = unseen_parts(PARTS, panel_parts(request.text("run"), request.flag("log")), request.text("shown"))
+        return answer if answer["parts"] else {"parts": {}}
 
 
 def styles() -> str:

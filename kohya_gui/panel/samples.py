@@ -117,6 +117,11 @@ def serve_sample(run_id: str, place: int | str, small: bool) -> Response:
         path = sample_file(run, _newest(run) if isinstance(place, str) else place)
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None
+    return serve_picture(path, small)
+
+
+def serve_picture(path: Path, small: bool) -> Response:
+    """A picture that the page may show, whole or as a thumbnail."""
     body = thumbnail(path, path.stat().st_mtime_ns) if small else whole(path)
     kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
     return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)

@@ -3,6 +3,7 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { lookAt } from "../panel/monitor.js";
 import { actOn, openInForm } from "../panel/run_buttons.js";
+import { tabOf } from "../form/inputs.js";
 import { sentOf } from "../form/messages.js";
 import { addressOf, go, register } from "../server/addresses.js";
 import { all, find, hit, make, makeButton } from "../server/elements.js";
@@ -57,7 +58,7 @@ async function look() {
  * @param {Listing} listing
  */
 async function compare({ entries }) {
-  const opened = all(document, "form.settings").map(({ id }) => id.replace(/-form$/, ""));
+  const opened = all(document, "form.settings").map(tabOf);
   const forms = entries.length ? Object.fromEntries(opened.map((tab) => [tab, sentOf(tab)])) : {};
   const now = JSON.stringify([entries.map(({ id }) => id), forms]);
   if (now === compared) return;

@@ -6,7 +6,7 @@ from typing import Any
 
 from kohya_gui.form import compare
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, MessageLike
+from library.config.problems import ConfigError
 from library.recipes import preset_files
 from library.runs import overview, reader
 
@@ -48,25 +48,8 @@ def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
         if key.partition(":")[0] not in ("run", "preset"):
             raise ConfigError("There is no such choice: load the page again.")
     sides = [compare.config_of_key(key, _no_form, roots) for key in keys]
-    titles = [title for title, _ in sides]
-    first, *others = (config for _, config in sides)
-    labels: dict[str, str] = {}
-    values: dict[str, list[str | None]] = {}
-    own: dict[str, str] = {}
-    unknown: list[str | None] = [None for _ in others]
-    for at, other in enumerate(others):
-        for name, label, before, after in compare.difference_rows(first, other):
-            labels[name], own[name] = label, before
-            values.setdefault(name, [*unknown])[at] = after
-    configs = [config for _, config in sides]
-    contents = [compare.contents_of_key(key, config, roots) for key, config in zip(keys, configs, strict=True)]
-    of_files = compare.content_rows(configs, contents)
-    rows: list[list[MessageLike]] = [
-        [name, labels[name], own[name], *(own[name] if value is None else value for value in found)]
-        for name, found in values.items()
-        if name not in of_files
-    ]
-    return {"titles": titles, "rows": [*filter(None, of_files.values()), *rows]}
+    rows = compare.compare_settings(keys, [config for _, config in sides], roots)
+    return {"titles": [title for title, _ in sides], "rows": rows}
 
 
 def _no_form() -> Any:

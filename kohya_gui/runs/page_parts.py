@@ -1,7 +1,6 @@
 """A run's own page: the parts that the server renders, each with a mark that tells whether it has changed."""
 
 import time
-from itertools import zip_longest
 
 from kohya_gui.panel import actions, history, html, monitor
 from kohya_gui.server.json_api import ApiRequest
@@ -14,15 +13,10 @@ PARTS = ("head", "acts", "numbers", "usage", "history", "log")
 def changed_parts(request: ApiRequest, run: reader.RecordedRun) -> JsonObject:
     """The HTML of each part that the browser does not show yet, and the marks of all in `shown`; the rest of the page
     follows from `marks` of samples, note and state."""
-    parts = _parts(run, request.flag("log"))
-    marks = {name: parts[name].mark for name in PARTS}
-    shown = dict(zip_longest(PARTS, request.text("shown").split()[: len(PARTS)], fillvalue=""))
-    changed = {name: parts[name].render() for name, mark in marks.items() if mark != shown[name]}
     progress = reader.progress(run.folder).update()
     sample = next(reversed(progress.events.get("sample", ())), {})
     return {
-        "parts": changed,
-        "shown": " ".join(marks.values()),
+        **monitor.unseen_parts(PARTS, _parts(run, request.flag("log")), request.text("shown")),
         "name": run.name,
         "active": run.active,
         "note": notes.read_note(run.folder),

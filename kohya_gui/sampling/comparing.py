@@ -1,6 +1,5 @@
 """Which file of a run is best: starts `kohya compare`, and shows its results so far."""
 
-import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,10 +123,7 @@ class FileComparison:
                 raise ValueError("not an image of a comparison")
         except (KeyError, ValueError):
             raise ConfigError("There is no such image.") from None
-        small = query.get("small")
-        body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
-        kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
+        return samples.serve_picture(path, bool(query.get("small")))
 
 
 def comparison_html() -> str:

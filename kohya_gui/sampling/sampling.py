@@ -1,6 +1,5 @@
 """The tab Try it: pictures with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
 
-import mimetypes
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
 from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
+from kohya_gui.form.requested import requested_form, requested_submission
 from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
@@ -99,10 +99,7 @@ class SamplingTab:
 
     def of_form(self, request: ApiRequest) -> JsonObject:
         """The sample prompts of a form, and what is the same in all."""
-        form = self.forms.get(request.text("tab"))
-        if form is None:
-            raise ConfigError("There is no such choice: load the page again.")
-        submission = form.parse_submission(request.text("form"))
+        form, submission = requested_submission(self.forms, request, "form")
         prompts_of_form, fields = self._rows(submission.values)
         takes = _takes(form.lenient_config(submission))
         return {"files": [], "prompts": prompts_of_form, "fields": fields, "takes": takes}
@@ -183,10 +180,7 @@ class SamplingTab:
             path = paths.existing_file(files[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
-        small = query.get("small")
-        body = samples.thumbnail(path, path.stat().st_mtime_ns) if small else samples.whole(path)
-        kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
-        return Response(body, media_type=kind or "application/octet-stream", headers=samples.CACHE_HEADERS)
+        return samples.serve_picture(path, bool(query.get("small")))
 
     def _config(self, request: ApiRequest) -> tuple[RunConfig, str]:
         """What a comparison needs of a form or a run's config, and the word that it teaches."""
@@ -198,9 +192,7 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             kind = config_class(script)
         else:
-            form = self.forms.get(name.removeprefix(TAB))
-            if form is None:
-                raise ConfigError("There is no such choice: load the page again.")
+            form = requested_form(self.forms, name.removeprefix(TAB))
             submission = form.parse_submission(request.text("form"))
             kind, values = form.configs[submission.family], submission.values
         sampled = config_class(families.lora_script(kind.family))

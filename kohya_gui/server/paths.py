@@ -87,6 +87,20 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     return path
 
 
+def is_allowed(text: str, allowed: Sequence[Path]) -> bool:
+    """Whether `allowed_path` accepts a path."""
+    try:
+        return bool(allowed_path(text, allowed))
+    except ConfigError:
+        return False
+
+
+def plain_name(name: str) -> str:
+    """The name of an uploaded file, safe to create on every system."""
+    safe = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
+    return f"_{safe}" if RESERVED.fullmatch(safe) else safe or "config"
+
+
 def existing_folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
     """Like `allowed_path`, for a folder that must exist."""
     path = allowed_path(text, allowed, what)

@@ -20,6 +20,13 @@ POWER_STEPS = 6  # power iterations of the randomised SVD
 KERNEL = (3, 3)  # kernel of all large convolutions with adapters
 
 
+def refuse_small_ranks(**ranks: int | None) -> None:
+    """Raise ConfigError for a rank below 1, by the name of its option."""
+    for name, value in ranks.items():
+        if value is not None and value < 1:
+            raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks that sums are reduced to; None keeps them exact."""
@@ -28,9 +35,7 @@ class Ranks:
     conv_rank: int | None = None  # of convolutions; the same as `rank` when not given
 
     def __post_init__(self) -> None:
-        for name, value in (("rank", self.rank), ("conv_rank", self.conv_rank)):
-            if value is not None and value < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
+        refuse_small_ranks(rank=self.rank, conv_rank=self.conv_rank)
 
     @property
     def how(self) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from library.config.command import PROJECT_ROOT
+from library.config.command import PROJECT_ROOT, is_on_cpu
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
 from library.runs import keys
@@ -43,7 +43,7 @@ def environment_for_check(launch: JsonMapping) -> dict[str, str]:
     """Return what a process must know about the launch of the training."""
     paths = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, **keys.key_environment(), "PYTHONPATH": paths, **OUTPUT_IN_UTF_8}
-    environment |= {"ACCELERATE_USE_CPU": "true"} if launch.get("cpu") in (True, "true") else {}
+    environment |= {"ACCELERATE_USE_CPU": "true"} if is_on_cpu(launch) else {}
     number = str(launch.get("num_processes") or "1")
     return environment | ({"WORLD_SIZE": number} if number.isdecimal() and number != "1" else {})
 

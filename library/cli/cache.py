@@ -50,7 +50,7 @@ def describe_cache() -> JsonObject:
         {"name": name, "bytes": size, "used": (root / name).stat().st_mtime}
         for name, size in cache.cache_folders(root).items()
     ]
-    limit_bytes = cache.limit(root=root)
+    limit_bytes = cache.cache_limit(root)
     return {"kind": "cache", "folder": str(root), "finished": True, "removed": 0, "limit": limit_bytes, "kept": folders}
 
 
@@ -64,7 +64,7 @@ def _reduce_cache(clean: bool, limit: float | None) -> JsonObject:
         )
     before = sum(folder["bytes"] for folder in describe_cache()["kept"])
     if limit is not None:
-        cache.limit(int(limit * GB))
+        cache.limit_cache(int(limit * GB))
     if clean:
         cache.clean_cache()
     after = describe_cache()

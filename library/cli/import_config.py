@@ -13,7 +13,7 @@ from library.config.json_types import JsonObject
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Problem, counted
 from library.families import RUNS, config_class
-from library.files import clear_errors, write_atomic
+from library.files import write_atomic
 from library.importers import musubi
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
@@ -158,8 +158,7 @@ def _convert_dataset_file(dataset_file: JsonObject, path: Path | None) -> int:
 def _write_new(path: Path, text: str) -> None:
     if path.exists():
         raise ConfigError("{path} exists already; choose another name", path=path)
-    with clear_errors(path):
-        write_atomic(path, text)
+    write_atomic(path, text)
 
 
 def _export(imported: importers.Imported, base: Path | None, path: Path | None) -> int:
@@ -192,8 +191,7 @@ def _write(imported: importers.Imported, path: Path, source: Path) -> importers.
         if target.exists():
             raise ConfigError("{each} exists already; choose another name", each=target)
     imported = imported.with_files({name: str(file) for name, file in companions.items()})
-    with clear_errors(path):
-        for name, file in companions.items():
-            write_atomic(file, imported.texts[name])
-        write_atomic(path, _imported_toml(imported, source))
+    for name, file in companions.items():
+        write_atomic(file, imported.texts[name])
+    write_atomic(path, _imported_toml(imported, source))
     return imported

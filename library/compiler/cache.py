@@ -25,7 +25,7 @@ from library.compiler.torch_private import default_cache_dir, same_cache_keys
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import nearest_existing, write_atomic
 
-LIMIT = 8 * 2**30  # bytes over all folders, where `limit` was not called
+USUAL_LIMIT = 8 * 2**30  # bytes over all folders, where `limit_cache` was not called
 LIMIT_FILE = "limit.json"
 INDUCTOR, GRAPHS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_GRAPH_CACHE"
 _set_variables: dict[str, str] = {}  # environment variables set by `use_cache`, which it may change again
@@ -37,7 +37,7 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
     """
     chosen, default = _in_environment(), default_cache_dir()
     wanted = _folders(option_folder, device)
-    folder = next((folder for folder in wanted if not (_why_unusable(folder, device) or _not_made(folder))), None)
+    folder = next((folder for folder in wanted if not (_why_unusable(folder, device) or _why_not_made(folder))), None)
     # A value that somebody else has set stays if it can be used.
     unusable, used = bool(chosen) and folder != wanted[0], folder or Path(default)
     for name, inner in ((INDUCTOR, used), ("TRITON_CACHE_DIR", used / "triton")):
@@ -101,7 +101,7 @@ def find_cache_problems(option_folder: str | None, device: torch.device) -> Iter
 
 def _folders(option_folder: str | None, device: torch.device) -> list[Path]:
     chosen = [Path(folder) for folder in (_in_environment(), option_folder) if folder]
-    return [*chosen, default_root() / key(device)]
+    return [*chosen, default_root() / cache_key(device)]
 
 
 def _in_environment() -> str | None:
@@ -121,7 +121,7 @@ def _why_unusable(folder: Path, device: torch.device) -> MessageLike:
     return "" if os.access(nearest, os.W_OK) else "no permission"
 
 
-def _not_made(folder: Path) -> str:
+def _why_not_made(folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -135,7 +135,7 @@ def default_root() -> Path:
     return platformdirs.user_cache_path("kohya", appauthor=False) / "compile"
 
 
-def key(device: torch.device) -> str:
+def cache_key(device: torch.device) -> str:
     """Return what compiled code depends on besides the code itself."""
     name = platform.machine() or "cpu"
     if device.type == "cuda":
@@ -169,7 +169,7 @@ def cache_folders(root: Path | None = None) -> dict[str, int]:
     """Return the bytes of each cache folder: one for each combination of PyTorch, Python and device."""
     root = root or default_root()
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()] if root.is_dir() else []
-    return {path.name: cache_size(path) for path in sorted(folders, key=_used, reverse=True)}
+    return {path.name: cache_size(path) for path in sorted(folders, key=_last_use, reverse=True)}
 
 
 def cache_size(folder: Path | None = None) -> int:
@@ -183,45 +183,39 @@ def cache_size(folder: Path | None = None) -> int:
     return total
 
 
-def clean_cache(root: Path | None = None, name: str | None = None) -> int:
-    """Delete all compiled code, or one of `folders`; return the freed bytes.
+def clean_cache(root: Path | None = None) -> int:
+    """Delete all compiled code; return the freed bytes.
 
     A running training has loaded its code and continues; its next start compiles again.
     """
     root = root or default_root()
-    folders = cache_folders(root)
-    if name is not None and name not in folders:
-        raise ConfigError(
-            "there is no compiled code called {name}; there is {known}",
-            name=repr(name),
-            known=", ".join(folders) or "none",
-        )
-    chosen = folders if name is None else {name: folders[name]}
-    for folder in chosen:
+    sizes = cache_folders(root)
+    for folder in sizes:
         shutil.rmtree(root / folder, ignore_errors=True)  # on Windows a file in use stays
-    return sum(chosen.values()) - sum(cache_size(root / folder) for folder in chosen)
+    return sum(sizes.values()) - sum(cache_size(root / folder) for folder in sizes)
 
 
-def limit(number: int | None = None, root: Path | None = None) -> int:
-    """Return the cache limit in bytes. With a `number`, store it and prune the cache to it."""
+def cache_limit(root: Path | None = None) -> int:
+    """Return the most bytes that the cache may have."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return max(int(json.loads(((root or default_root()) / LIMIT_FILE).read_text(encoding="utf-8"))["bytes"]), 0)
+    return USUAL_LIMIT
+
+
+def limit_cache(max_bytes: int, root: Path | None = None) -> None:
+    """Store the most bytes that the cache may have, and prune it to them."""
     root = root or default_root()
-    if number is None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return max(int(json.loads((root / LIMIT_FILE).read_text(encoding="utf-8"))["bytes"]), 0)
-        return LIMIT
-    if number < 0:
+    if max_bytes < 0:
         raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
-    root.mkdir(parents=True, exist_ok=True)
-    write_atomic(root / LIMIT_FILE, json.dumps({"bytes": number}))
+    write_atomic(root / LIMIT_FILE, json.dumps({"bytes": max_bytes}))
     prune_cache(root)
-    return number
 
 
 def prune_cache(root: Path, keep: Path | None = None, max_bytes: int | None = None) -> None:
     """Delete the least recently used code until the rest fits the limit: whole folders first, then single graphs of the
     folder in use (`keep`). If `root` is that folder, only it is pruned.
     """
-    max_bytes = limit(root=default_root() if keep == root else root) if max_bytes is None else max_bytes
+    max_bytes = cache_limit(default_root() if keep == root else root) if max_bytes is None else max_bytes
     other_folders = [] if keep == root else [root / name for name in cache_folders(root)]
     if keep:
         # Folders are pruned by age, and reading from one does not change its time.
@@ -238,8 +232,8 @@ def prune_cache(root: Path, keep: Path | None = None, max_bytes: int | None = No
         trim(last, max_bytes)
 
 
-def _used(folder: Path) -> float:
-    """Last use of a folder in seconds since the epoch; 0 if it has vanished."""
+def _last_use(folder: Path) -> float:
+    """Return seconds since the epoch; 0 if the folder has vanished."""
     try:
         return folder.stat().st_mtime
     except OSError:

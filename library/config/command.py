@@ -83,6 +83,17 @@ def training_command(config_path: str | Path, script: str, **options: Any) -> li
     return [*arguments, str(SCRIPTS / f"{script.removesuffix('.py')}.py"), "--config_file", str(config_path)]
 
 
+def is_on_cpu(options: Mapping[str, Any]) -> bool:
+    """Return whether launch options of any origin ask for the processor."""
+    return str(options.get("cpu") or "").lower() in ("true", "1", "yes", "on")
+
+
+def named_gpus(options: Mapping[str, Any]) -> list[str]:
+    """Return the GPUs that launch options of any origin name; none for any number of them, or for all."""
+    names = [part.strip() for part in str(options.get("gpu_ids") or "").split(",") if part.strip()]
+    return [] if names == ["all"] else names
+
+
 def check_launch_options(values: dict[str, Any]) -> Launch:
     """Return checked launch options from values of any origin. Raises ConfigError with every problem."""
     problems: list[Problem] = []

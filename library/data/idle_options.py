@@ -104,8 +104,7 @@ def _held_nothing(images: ImageSet) -> Iterator[Problem]:
 
 def _about_masks(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Yield options that need masks if there are none."""
-    subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
-    masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in subsets)
+    masked = any(subset.conditioning_data_dir or subset.alpha_mask for subset in _subsets(survey))
     if config.data.masked_loss and not masked and not any(image.mask_file for image in survey.images.items):
         yield Problem("masked_loss", "has no effect: no subset has conditioning_data_dir, and alpha_mask is off")
     with_alpha_mask = [image.path for image in survey.images.items if image.subset.alpha_mask]
@@ -116,10 +115,23 @@ def _about_masks(config: RunConfig, survey: Survey) -> Iterator[Problem]:
 
 def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Yield options that have no effect with this data."""
-    images = [image for image in survey.images.items if not image.is_reg]
-    subsets = [subset for dataset in survey.images.datasets for subset in dataset.subsets]
+    for about in (_about_wildcards, _about_masks, _about_background, _about_faces, _about_base_model, _about_trigger):
+        yield from about(config, survey)
+    sizes = [dataset.batch_size for dataset in survey.images.datasets]
+    if num_small := sum(len(members) < sizes[key[0]] for key, members in survey.images.buckets().items()):
+        yield about_images(
+            "{buckets} with fewer images than the batch size; their batches are smaller",
+            buckets=counted(num_small, "bucket"),
+        )
+
+
+def _subsets(survey: Survey) -> list[SubsetConfig]:
+    return [subset for dataset in survey.images.datasets for subset in dataset.subsets]
+
+
+def _about_wildcards(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     once = config.cache.text and config.cache.cached_caption_variants == 1
-    if once and any(subset.enable_wildcard for subset in subsets):
+    if once and any(subset.enable_wildcard for subset in _subsets(survey)):
         yield Problem(
             "enable_wildcard",
             "draws one variant of each caption for the whole training: captions are encoded once; set "
@@ -127,28 +139,39 @@ def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
             fix={"cached_caption_variants": USUAL_VARIANTS},
             also="cache_text_encoder_outputs cache_text_encoder_outputs_to_disk",
         )
-    yield from _about_masks(config, survey)
+
+
+def _about_background(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     read = [*survey.images.items, *(control for image in survey.images.items for control in image.controls)]
     if config.data.transparent_background and not any(i.how.ground and has_transparency(i.path) for i in read):
         yield Problem(
             "transparent_background",
             "has no effect: none of the images has a transparent area, or an alpha channel",
         )
-    if any(subset.face_crop_aug_range for subset in subsets):
-        faces = sum(augment.face_of(image.path) is not None for image in survey.images.items)
-        if config.cache.latents:
-            yield Problem("face_crop_aug_range", "has no effect with cache_latents")
-        elif not faces:
-            yield Problem(
-                "face_crop_aug_range", "has no effect: no file name ends in _<x>_<y>_<width>_<height> of a face"
-            )
+
+
+def _about_faces(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    if not any(subset.face_crop_aug_range for subset in _subsets(survey)):
+        return
+    if config.cache.latents:
+        yield Problem("face_crop_aug_range", "has no effect with cache_latents")
+    elif not any(augment.face_of(image.path) is not None for image in survey.images.items):
+        yield Problem("face_crop_aug_range", "has no effect: no file name ends in _<x>_<y>_<width>_<height> of a face")
+
+
+def _about_base_model(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    """Yield settings of data sets about the base model beside the adapters."""
     if any(dataset.network_multiplier != 1 for dataset in survey.images.datasets):
         yield about_images(
             "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
         )
-    if any(subset.preserves_base for subset in subsets) and not config.can_be_left_out:
+    if any(subset.preserves_base for subset in _subsets(survey)) and not config.can_be_left_out:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"
         yield Problem("custom_attributes", why)
+
+
+def _about_trigger(config: RunConfig, survey: Survey) -> Iterator[Problem]:
+    images = [image for image in survey.images.items if not image.is_reg]
     phrase = config.metadata.metadata_trigger_phrase
     texts = [with_affixes(image.caption, image.subset) for image in images]
     if phrase and images and not any(phrase.lower() in words.lower() for words in texts):
@@ -164,10 +187,4 @@ def without_effect(config: RunConfig, survey: Survey) -> Iterator[Problem]:
             "word that replaces [trigger]: {paths}",
             count=counted(len(unfilled), "image"),
             paths=some_files(unfilled),
-        )
-    sizes = [dataset.batch_size for dataset in survey.images.datasets]
-    if num_small := sum(len(members) < sizes[key[0]] for key, members in survey.images.buckets().items()):
-        yield about_images(
-            "{buckets} with fewer images than the batch size; their batches are smaller",
-            buckets=counted(num_small, "bucket"),
         )

@@ -169,28 +169,23 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
 def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
     """Return control and reference images that are copies of the images themselves, and whether that is an error."""
     if config.control_images.guided:
-        pairs = [(image.path, image.mask_file) for image in survey.images.items if image.mask_file]
-        pairs = [*dict.fromkeys(pairs)]
-        same = [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]
-        kind = "conditioning_data_dir"
+        shown = [(image.path, image.mask_file) for image in survey.images.items if image.mask_file]
+        option = "conditioning_data_dir"
         text = (
             ": control images that are the images themselves: {paths}; name the folder of their edges, depth or poses"
         )
     else:
         with_references = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
-        pairs = [(image.path, control.path) for image in with_references for control in image.controls]
-        pairs = [*dict.fromkeys(pairs)]
-        same = [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]
-        kind = "control_directory"
+        shown = [(image.path, control.path) for image in with_references for control in image.controls]
+        option = "control_directory"
         text = (
             ": reference images that are the images themselves, so that copying is learned: {paths}; name another "
             "folder, or tell pairs in one folder apart by image_suffix and control_suffix"
         )
-    if same:
-        everywhere = len(same) == len(pairs) and all(
-            same_place(image_path, control_path) for image_path, control_path in pairs
-        )
-        yield everywhere, Problem(kind, text, paths=some_files(same), topic="images")
+    pairs = [*dict.fromkeys(shown)]
+    if same := [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]:
+        everywhere = len(same) == len(pairs) and all(same_place(*pair) for pair in pairs)
+        yield everywhere, Problem(option, text, paths=some_files(same), topic="images")
 
 
 def _mask_of(config: RunConfig, image: Image) -> Mask | None:

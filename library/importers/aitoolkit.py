@@ -7,9 +7,7 @@ from library.config.problems import ConfigError, Message, Problem, option_names
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, describe, is_on, script_of_family
 from library.importers.shared import (
-    BLOCK_COUNTS,
     ONLY,
-    PART_OPTIONS,
     chooses_chroma,
     chooses_version,
     equal,
@@ -21,6 +19,7 @@ from library.importers.shared import (
     precision,
     say_nearest,
     steps_of_kept,
+    transformer_of,
 )
 
 TRAINER = "ai-toolkit"
@@ -175,9 +174,9 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
     _import_extra_networks(builder)
     if path := builder.get("model.assistant_lora_path"):
         import_assistant(builder, "model.assistant_lora_path", str(path))
-    if is_on(builder.get("model.layer_offloading")) and builder.family in BLOCK_COUNTS:
+    if is_on(builder.get("model.layer_offloading")) and transformer_of(builder).blocks:
         share = builder.number("model.layer_offloading_transformer_percent")
-        blocks, most = BLOCK_COUNTS[builder.family]
+        _, _, blocks, most = transformer_of(builder)
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
         builder.change("model.layer_offloading", describe({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
         if share is not None:
@@ -191,7 +190,7 @@ def _import_extra_networks(builder: ImportBuilder) -> None:
         builder.explain("it is the model itself", key)
         return
     unread = {"clip_l"} if "chroma" in _identifying_strings(builder.source) else set()  # which Chroma does not have
-    options = (option for option in PART_OPTIONS.get(builder.family, ()) if option not in {*builder.values, *unread})
+    options = (option for option in transformer_of(builder).parts if option not in {*builder.values, *unread})
     parts = dict.fromkeys(options, extras_path)
     builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(parts)), parts)
 

@@ -7,9 +7,7 @@ from library.config.problems import ConfigError, Message, option_name, option_na
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, describe, is_on
 from library.importers.shared import (
-    BLOCK_COUNTS,
     NO_MODEL,
-    PART_OPTIONS,
     chooses_chroma,
     chooses_version,
     equal,
@@ -20,6 +18,7 @@ from library.importers.shared import (
     precision,
     tables_of_list,
     texts_of_list,
+    transformer_of,
 )
 
 TRAINER = "diffusion-pipe"
@@ -75,7 +74,7 @@ def _import_pipe_model(builder: ImportBuilder) -> None:
     if model_keys:
         builder.rename(model_keys[0], "pretrained_model_name_or_path")
     _import_pipe_parts(builder)
-    part_options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
+    part_options = [option for option in transformer_of(builder).parts if option not in builder.values]
     part_options = [
         option for option in part_options if builder.source.get("model.type") != "chroma" or option != "clip_l"
     ]
@@ -91,7 +90,7 @@ def _import_pipe_model(builder: ImportBuilder) -> None:
 
 def _import_pipe_parts(builder: ImportBuilder) -> None:
     """Import separate files of VAE and text encoder, and adapters that are merged before the training."""
-    options = PART_OPTIONS.get(builder.family, ())
+    options = transformer_of(builder).parts
     for key in VAES:
         if builder.get(key):
             builder.rename(key, "ae" if "ae" in options else "vae")
@@ -147,8 +146,8 @@ def _import_text_adapter(builder: ImportBuilder) -> None:
 
 
 def _import_pipe_memory(builder: ImportBuilder) -> None:
-    if (count := builder.number("blocks_to_swap")) and builder.family in BLOCK_COUNTS:
-        values = {"blocks_to_swap": min(int(count), BLOCK_COUNTS[builder.family][1])}
+    if (count := builder.number("blocks_to_swap")) and transformer_of(builder).blocks:
+        values = {"blocks_to_swap": min(int(count), transformer_of(builder).most_swapped)}
         builder.change("blocks_to_swap", describe(values), values)
     key = "activation_checkpointing"
     if str(builder.get(key)) == "unsloth":

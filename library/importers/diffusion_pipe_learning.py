@@ -5,13 +5,13 @@ from library.config.problems import Message
 from library.importers.builder import ImportBuilder, describe, is_empty, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
-    SIZE_SHIFTS,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     say_nearest,
     simplify_name,
+    transformer_of,
 )
 
 TRAINER_NAME = "diffusion-pipe"
@@ -163,7 +163,7 @@ def _import_pipe_timesteps(builder: ImportBuilder) -> None:
         values["timestep_sampling"] = "sigma" if shift else "uniform"
         values |= {"weighting_scheme": "none"} if shift else {}
     else:
-        values["timestep_sampling"] = SIZE_SHIFTS[builder.family] if by_size else "shift" if shift else "sigmoid"
+        values["timestep_sampling"] = transformer_of(builder).size_shift if by_size else "shift" if shift else "sigmoid"
         values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
     if shift:
         values["discrete_flow_shift"] = shift

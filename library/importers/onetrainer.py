@@ -9,7 +9,6 @@ from library.importers.builder import ImportBuilder, describe, family_of_script,
 from library.importers.onetrainer_embedding import EMBEDDING, EMBEDDING_IMPORTS, EMBEDDING_SCRIPTS
 from library.importers.shared import (
     ONLY,
-    PART_OPTIONS,
     chooses_chroma,
     chooses_version,
     equal,
@@ -19,6 +18,7 @@ from library.importers.shared import (
     own_name,
     precision,
     split_path,
+    transformer_of,
 )
 
 TRAINER = "OneTrainer"
@@ -94,7 +94,7 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
 def _import_transformer(builder: ImportBuilder) -> None:
     """Import a separate transformer; the base model then provides the other networks."""
     key, base = "transformer.model_name", builder.get("base_model_name")
-    options = PART_OPTIONS.get(builder.family, ())
+    options = transformer_of(builder).parts
     if not builder.get(key) or not options:
         return
     name = str(builder.get(key))

@@ -10,7 +10,6 @@ from library.importers.shared import (
     NO_IMAGES,
     NO_PROMPTS,
     PREPARED,
-    SIZE_SHIFTS,
     dataset_toml,
     describe_prompts,
     guidance,
@@ -20,6 +19,7 @@ from library.importers.shared import (
     small_buckets,
     table_in,
     tables_of_list,
+    transformer_of,
 )
 
 MOST_FACTOR = 20  # by which repeats are multiplied to be whole
@@ -51,7 +51,7 @@ def _import_onetrainer_timesteps(builder: ImportBuilder) -> None:
     if builder.family == "flux" and builder.get("model_type") != "CHROMA_1":
         values |= {"guidance_scale": 1.0 if guidance is None else guidance}
     elif values["timestep_sampling"] == "flux_shift":
-        values["timestep_sampling"] = SIZE_SHIFTS.get(builder.family, "flux_shift")
+        values["timestep_sampling"] = transformer_of(builder).size_shift
     explanation = describe(values)
     key = "timestep_distribution"
     builder.assume(key, kind)

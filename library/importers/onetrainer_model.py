@@ -3,7 +3,7 @@
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, join_messages, option_name, option_values
 from library.importers.builder import ImportBuilder, describe, is_on
-from library.importers.shared import ALL_LAYERS_OF_KREA_2, BLOCK_COUNTS, equal, load_tables, precision, say_nearest
+from library.importers.shared import ALL_LAYERS_OF_KREA_2, equal, load_tables, precision, say_nearest, transformer_of
 
 EIGHT = load_tables("onetrainer")["eight_bit_formats"]
 SAME = ("FLOAT_8", "INT_8")
@@ -203,8 +203,8 @@ def _import_onetrainer_checkpointing(builder: ImportBuilder) -> None:
     offloaded = offloaded and builder.source.get("enable_activation_offloading", True) is not False
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     text = describe({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
-    if share and builder.family in BLOCK_COUNTS:
-        blocks, limit = BLOCK_COUNTS[builder.family]
+    if share and transformer_of(builder).blocks:
+        _, _, blocks, limit = transformer_of(builder)
         values["blocks_to_swap"] = min(limit, max(1, round(share * blocks)))
         option = describe({"blocks_to_swap": values["blocks_to_swap"]})
         text = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")

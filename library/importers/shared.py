@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
@@ -19,45 +19,12 @@ FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
 MODELS = "SDXL, FLUX.1, FLUX.2, FLUX.3, Krea 2, Qwen-Image, Qwen-Image-2.1, Z-Image, Anima, SD 1.5"  # all families
 ONLY = Message("this trainer trains LoRA and whole models of {models}", models=MODELS)
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with kohya import --script"
-# Blocks that a share refers to (double blocks of FLUX, and pairs of single ones), and how many can be swapped.
-BLOCK_COUNTS = {
-    "flux": (38, 35),
-    "flux_2": (20, 19),
-    "flux_3": (28, 27),
-    "krea_2": (28, 27),
-    "qwen_image": (60, 59),
-    "qwen_image_21": (32, 31),
-    "zimage": (30, 29),
-    "anima": (28, 26),
-}
-# The timestep_sampling that shifts by the size of an image, by family.
-SIZE_SHIFTS = {
-    "flux": "flux_shift",
-    "flux_2": "flux2_shift",
-    "flux_3": "shift",  # it has one at every size
-    "krea_2": "krea2_shift",
-    "qwen_image": "qwen_shift",
-    "qwen_image_21": "qwen_shift",
-    "zimage": "flux_shift",
-    "anima": "flux_shift",
-}
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
 HUB_NAME = re.compile(r"(?!\.)[\w-][\w.-]*(?:/(?!\.)[\w .()+-]+)+", re.ASCII)  # owner/name, and a file in it
 DIFFUSERS_LORA = "pytorch_lora_weights.safetensors"
 MAX_NAMED = 5  # invalid entries of a list to name
 LEAST_SIDE = 256  # default lower limit of bucket sides
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
-# The options that name a model's networks beside its transformer.
-PART_OPTIONS = {
-    "flux": ("clip_l", "t5xxl", "ae"),
-    "flux_2": ("text_encoder", "vae"),
-    "flux_3": ("text_encoder", "vae"),
-    "krea_2": ("text_encoder", "vae"),
-    "qwen_image": ("text_encoder", "vae"),
-    "qwen_image_21": ("text_encoder", "vae"),
-    "zimage": ("text_encoder", "vae"),
-    "anima": ("qwen3", "vae"),
-}
 ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
 PREPARED = "it is in the dataset file that the import writes"
 NO_IMAGES = "this file was not found, or cannot be read; name the images with train_data_dir or dataset_config"
@@ -66,6 +33,33 @@ OWN_LAYERS = "the choice of layers is not carried over; make it in network_args 
 NO_PROMPTS = "this file was not found, or cannot be read; name the prompts with sample_prompts"
 # Parts of a path that do not identify the model: sub-folders and files of diffusers and of the Hugging Face cache.
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
+
+
+class Transformer(NamedTuple):
+    """What imports from several trainers need to know of a family whose denoiser is a transformer."""
+
+    parts: tuple[str, ...]  # options that name the networks beside it
+    size_shift: str  # the timestep_sampling that shifts by the size of an image
+    blocks: int  # that a share refers to: double blocks of FLUX, and pairs of single ones
+    most_swapped: int  # blocks
+
+
+ENCODER_AND_VAE = ("text_encoder", "vae")
+IMPORTED_FAMILIES = {
+    "flux": Transformer(("clip_l", "t5xxl", "ae"), "flux_shift", 38, 35),
+    "flux_2": Transformer(ENCODER_AND_VAE, "flux2_shift", 20, 19),
+    "flux_3": Transformer(ENCODER_AND_VAE, "shift", 28, 27),  # it has one at every size
+    "krea_2": Transformer(ENCODER_AND_VAE, "krea2_shift", 28, 27),
+    "qwen_image": Transformer(ENCODER_AND_VAE, "qwen_shift", 60, 59),
+    "qwen_image_21": Transformer(ENCODER_AND_VAE, "qwen_shift", 32, 31),
+    "zimage": Transformer(ENCODER_AND_VAE, "flux_shift", 30, 29),
+    "anima": Transformer(("qwen3", "vae"), "flux_shift", 28, 26),
+}
+TURBO_BASES = {"krea_2": "raw", "qwen_image_21": "base", "zimage": "base"}  # the model_version beside turbo, by family
+
+
+def transformer_of(builder: ImportBuilder) -> Transformer:
+    return IMPORTED_FAMILIES.get(builder.family, Transformer((), "flux_shift", 0, 0))
 
 
 @cache
@@ -124,13 +118,9 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
     """Select the model by its name if several have identical files. De-Turbo is trained like the base, and the original
     Qwen-Image is recognised by its files."""
     values: JsonObject = {}
-    if builder.family == "krea_2":
-        values["model_version"] = "turbo" if "turbo" in words else "raw"
-    elif builder.family == "qwen_image_21":
-        values["model_version"] = "turbo" if "turbo" in words else "base"
-    elif builder.family == "zimage":
-        is_turbo = "turbo" in words and not re.search("de-?_?turbo", words)
-        values["model_version"] = "turbo" if is_turbo else "base"
+    if base := TURBO_BASES.get(builder.family):
+        is_tuned_back = builder.family == "zimage" and re.search("de-?_?turbo", words)
+        values["model_version"] = "turbo" if "turbo" in words and not is_tuned_back else base
     elif builder.family == "flux_2" and "klein" in words:
         values["model_version"] = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
     elif builder.family == "flux_2":

@@ -8,10 +8,8 @@ from library.config.problems import ConfigError, Message, Problem, option_name, 
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import UNETS, ImportBuilder, describe, is_empty, is_on, script_of_family
 from library.importers.shared import (
-    BLOCK_COUNTS,
     ENCODED_ONCE,
     NO_MODEL,
-    PART_OPTIONS,
     chooses_chroma,
     chooses_version,
     equal,
@@ -23,6 +21,7 @@ from library.importers.shared import (
     precision,
     say_nearest,
     steps_of_kept,
+    transformer_of,
 )
 
 TRAINER = "SimpleTuner"
@@ -208,7 +207,7 @@ def _import_other_networks(builder: ImportBuilder, base: object) -> None:
         "",
     )
     if key and base:
-        options = [option for option in PART_OPTIONS.get(builder.family, ()) if option not in builder.values]
+        options = [option for option in transformer_of(builder).parts if option not in builder.values]
         parts = dict.fromkeys(options, base) if not builder.is_unet else {}
         text = describe({"pretrained_model_name_or_path": builder.get(key)})
         builder.change(key, text, {"pretrained_model_name_or_path": builder.get(key)})
@@ -234,8 +233,8 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
         same = "8" in kind.partition("-")[0] or kind.startswith("nf4")
         text = equal(kind, describe(values)) if same else say_nearest(kind, describe(values))
         builder.change(key, text, values)
-    if (count := builder.number("musubi_blocks_to_swap")) and builder.family in BLOCK_COUNTS:
-        builder.values["blocks_to_swap"] = min(int(count), BLOCK_COUNTS[builder.family][1])
+    if (count := builder.number("musubi_blocks_to_swap")) and transformer_of(builder).blocks:
+        builder.values["blocks_to_swap"] = min(int(count), transformer_of(builder).most_swapped)
     backend = str(builder.get("dynamo_backend") or "no").casefold()
     if backend not in ("no", "none"):
         values = {"compile": True, "compile_backend": backend}

@@ -8,13 +8,13 @@ from library.config.problems import Message
 from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
     OWN_LAYERS,
-    SIZE_SHIFTS,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     say_nearest,
     simplify_name,
+    transformer_of,
 )
 
 SIMPLETUNER_TABLES = load_tables("simpletuner")
@@ -214,7 +214,9 @@ def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
         values["timestep_sampling"] = "sigma" if shifted else "uniform"
         values |= {"weighting_scheme": "none"} if shifted else {}
     else:
-        values["timestep_sampling"] = SIZE_SHIFTS[builder.family] if by_size else "shift" if shifted else "sigmoid"
+        values["timestep_sampling"] = (
+            transformer_of(builder).size_shift if by_size else "shift" if shifted else "sigmoid"
+        )
         values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
     values |= {"discrete_flow_shift": shift} if shifted else {}
     if builder.family == "flux" and builder.get("model_family") != "chroma":

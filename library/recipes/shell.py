@@ -13,7 +13,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem, 
 from library.config.schema import changed, flatten_sections, options_of
 from library.data import finding
 from library.families import RUNS, config_class
-from library.files import clear_errors, write_atomic
+from library.files import write_atomic
 from library.recipes import preset_files, recipe_files
 from library.recipes.preset_files import Preset
 from library.recipes.recipe_files import PURPOSES, Recipe
@@ -148,6 +148,4 @@ def write_new_config(path: Path, text: str) -> None:
     """Write a config into a file that must not exist yet."""
     if path.exists():
         raise ConfigError(Problem("", "{path} exists already; name another file, or delete it first", path=path))
-    with clear_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
+    write_atomic(path, text)

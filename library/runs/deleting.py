@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from library.config.problems import ConfigError, Message, Problem, counted, join_messages
+from library.config.problems import ConfigError, Message, counted, join_messages
 from library.files import patiently, remove
 from library.runs import dates, layout, reader, registry
+from library.runs.unlisting import refuse_active
 from library.runs.written_files import written_file
 
 KINDS = ("saved", "sample")  # events that name files
@@ -40,9 +41,7 @@ def plan_deletion(run: reader.RecordedRun, with_files: bool) -> Deletion:
     """Return what would be deleted. Files that another run has written, too, stay. Raises ConfigError for a run that is
     active, or whose folder is no record of a run.
     """
-    if run.active:
-        template = "{run} is still {state}: stop it first."
-        raise ConfigError(Problem("", template, run=run.name, state=Message(run.state), code="busy"))
+    refuse_active(run)
     folder = run.folder
     is_record = folder.parent.name == "runs" and (folder / layout.RUN).is_file() and not folder.is_symlink()
     if not is_record:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from library.config.command import is_on_cpu, named_gpus
 from library.config.json_types import JsonMapping
 from library.runs import gpu_slots, layout, reader
 from library.runs.queue import Queue, QueueEntry
@@ -78,18 +79,12 @@ def _known(moment: float) -> float | None:
     return moment if math.isfinite(moment) else None
 
 
-def named_gpus(launch_options: JsonMapping) -> list[str]:
-    gpu_ids = str(launch_options.get("gpu_ids") or "").replace(" ", "").strip(",")
-    return gpu_ids.split(",") if gpu_ids and gpu_ids != "all" else []
-
-
 def _devices(launch_options: JsonMapping, free_at: dict[str, float], all_devices: Sequence[str]) -> tuple[str, ...]:
     """Return the devices that an entry gets: those that it names, or those that are free first."""
-    if launch_options.get("cpu") or tuple(all_devices) == (gpu_slots.CPU,):
+    if is_on_cpu(launch_options) or tuple(all_devices) == (gpu_slots.CPU,):
         return (gpu_slots.CPU,)
     if named := named_gpus(launch_options):
         return tuple(named)
-    is_all = launch_options.get("gpu_ids") == "all"
-    count = len(all_devices) if is_all else min(gpu_slots.wanted_processes(launch_options), len(all_devices))
+    count = gpu_slots.wanted_gpus(launch_options, len(all_devices))
     first_free = sorted(all_devices, key=lambda device: free_at[device])[:count]
     return tuple(device for device in all_devices if device in first_free)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from library.config.command import launch_problems
+from library.config.command import is_on_cpu, launch_problems, named_gpus
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.files import remove
@@ -62,21 +62,28 @@ def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[st
     Raises ConfigError for GPUs that this machine lacks.
     """
     all_devices, available = devices(), tuple(free)
-    if launch_options.get("cpu") or all_devices == (CPU,):
+    if is_on_cpu(launch_options) or all_devices == (CPU,):
         return (CPU,) if CPU in available else ()
-    gpu_ids = str(launch_options.get("gpu_ids") or "").replace(" ", "").strip(",")
-    if gpu_ids and gpu_ids != "all":
-        requested = tuple(gpu_ids.split(","))
+    if requested := tuple(named_gpus(launch_options)):
         if wrong := _absent_gpu_problem(requested, all_devices):
             raise ConfigError(wrong)
         return requested if set(requested) <= set(available) else ()
-    count = len(all_devices) if gpu_ids == "all" else min(wanted_processes(launch_options), len(all_devices))
+    count = (
+        len(all_devices)
+        if launch_options.get("gpu_ids") == "all"
+        else min(wanted_processes(launch_options), len(all_devices))
+    )
     free_in_order = [device for device in all_devices if device in available]
     if len(free_in_order) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}
         roomiest = sorted(free_in_order, key=lambda device: -room.get(device, 0.0))[:count]
         free_in_order = [device for device in free_in_order if device in roomiest]
     return tuple(free_in_order) if len(free_in_order) >= count else ()
+
+
+def wanted_gpus(launch_options: JsonMapping, most: int) -> int:
+    """Return the number of GPUs that a training gets that names none, out of `most`."""
+    return most if launch_options.get("gpu_ids") == "all" else min(wanted_processes(launch_options), most)
 
 
 def has_room(launch_options: JsonMapping, free: Iterable[str]) -> bool:
@@ -90,14 +97,14 @@ def has_room(launch_options: JsonMapping, free: Iterable[str]) -> bool:
 def find_launch_problems(launch_options: JsonMapping) -> list[Problem]:
     """Return every problem of launch options; of GPUs only if this machine's are known."""
     problems, all_devices = launch_problems(launch_options), devices()
-    if all_devices == (CPU,) or str(launch_options.get("cpu") or "").lower() in ("true", "1", "yes", "on"):
+    if all_devices == (CPU,) or is_on_cpu(launch_options):
         return problems
-    gpu_ids = [part.strip() for part in str(launch_options.get("gpu_ids") or "").split(",") if part.strip()]
-    requested = all_devices if not gpu_ids or gpu_ids == ["all"] else tuple(gpu_ids)
+    named = named_gpus(launch_options)
+    requested = tuple(named) or all_devices
     if wrong := _absent_gpu_problem(requested, all_devices):
         problems.append(wrong)
     elif not problems and (number := wanted_processes(launch_options)) > len(requested):
-        what = Message("gpu_ids names" if gpu_ids and gpu_ids != ["all"] else "this machine has")
+        what = Message("gpu_ids names" if named else "this machine has")
         gpus = Message("{count} GPUs" if len(requested) > 1 else "{count} GPU", count=len(requested))
         facts = {"number": number, "what": what, "gpus": gpus}
         problems.append(Problem("num_processes", "is {number}, and {what} {gpus}: one for each", **facts))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from library.config.json_types import JsonMapping
+from library.config.run_config import RunConfig
+from library.config.schema import options_of
 from library.files import write_atomic
 from library.runs import layout, registry
 
@@ -18,6 +20,11 @@ ENVIRONMENT = {"wandb_api_key": "WANDB_API_KEY", "huggingface_token": "HF_TOKEN"
 # Why: docs/decisions/2026-11-20-tokens-in-one-file.md
 def keys_file() -> Path:
     return registry.data_folder() / "keys.json"
+
+
+def keys_of_config(config: RunConfig) -> dict[str, str | None]:
+    options = options_of(type(config))
+    return {name: getattr(getattr(config, options[name].section), name) for name in ENVIRONMENT if name in options}
 
 
 def stored_keys() -> dict[str, str]:

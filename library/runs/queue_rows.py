@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from library.config.command import named_gpus
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import MessageLike
 from library.runs import explain, file_contents, forecast, gpu_slots, job_files, layout, queue, reader, resume
@@ -82,7 +83,7 @@ def _row(
         run=entry.run,
         gpus=tuple(str(device) for device in devices if device != gpu_slots.CPU),
         gpu_count=gpu_slots.wanted_processes(entry.how),
-        names_gpus=bool(forecast.named_gpus(entry.how)),
+        names_gpus=bool(named_gpus(entry.how)),
         memory=entry.memory if entry.memory and gpu_slots.has_gpu() else None,  # the estimate is of a GPU
         added=entry.added,
         can_resume=bool(run) and queue.can_resume(run, runs),

@@ -17,7 +17,6 @@ from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, Problem, together
 from library.config.run_config import RunConfig
-from library.config.schema import options_of
 from library.files import write_atomic
 from library.runs import gpu_slots, job_files, keys, layout, process, reader, registry
 from library.runs.launcher import starting
@@ -44,7 +43,7 @@ class TrainingJob:
 def job(config: RunConfig, preset: str = "", **how: Any) -> TrainingJob:
     """Return the job of a config; see `launch`. Raises ConfigError for contradictory launch options."""
     check_launch_options(how)
-    secrets = {variable: value for name, variable in keys.ENVIRONMENT.items() if (value := _secret(config, name))}
+    secrets = {keys.ENVIRONMENT[name]: value for name, value in keys.keys_of_config(config).items() if value}
     options = {name: value for name, value in how.items() if value is not None}
     output, name = result_of(config)
     about = (config.script, config.title, name, output, to_toml(config), options, secrets, str(Path.cwd()))
@@ -114,11 +113,6 @@ def begin_job(job: TrainingJob) -> str:
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
     registry.add_pointer(folder, layout.load_facts(folder / layout.RUN) | own_process)
     return folder.name
-
-
-def _secret(config: RunConfig, name: str) -> str | None:
-    options = options_of(type(config))
-    return getattr(getattr(config, options[name].section), name) if name in options else None
 
 
 def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from library.config.command import is_on_cpu, named_gpus
 from library.config.problems import ConfigError, Message
 from library.runs import gpu_slots, layout, locking, process, queue, reader, start, webhook
 
@@ -104,12 +105,11 @@ def start_next(training_queue: queue.Queue, active: Sequence[reader.RecordedRun]
 
 def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
     """Return the devices left for entries after one that waits for devices."""
-    gpu_ids = str(entry.how.get("gpu_ids") or "").replace(" ", "").split(",")
-    if entry.how.get("cpu"):
+    if is_on_cpu(entry.how):
         return [device for device in free if device != gpu_slots.CPU]
-    if gpu_ids in ([""], ["all"]):
-        return [device for device in free if device == gpu_slots.CPU]
-    return [device for device in free if device not in gpu_ids]
+    if named := named_gpus(entry.how):
+        return [device for device in free if device not in named]
+    return [device for device in free if device == gpu_slots.CPU]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from torch import Tensor
 from library.adapter_files import storage, writing
 from library.adapter_files.adapters import Lora
 from library.adapter_files.factors import AdapterFactors
+from library.adapter_files.joining import refuse_small_ranks
 from library.adapter_files.models import ModelFile
 from library.adapter_files.names import Module
 from library.adapter_files.storage import silent
@@ -30,9 +31,7 @@ class ExtractOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("rank", "conv_rank"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
+        refuse_small_ranks(rank=self.rank, conv_rank=self.conv_rank)
         if not 0.5 < self.clamp <= 1:
             template = "{name} is {value}: it is a quantile, above 0.5 and at most 1"
             raise ConfigError(template, name=option_name("clamp"), value=f"{self.clamp:g}")

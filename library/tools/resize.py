@@ -12,7 +12,7 @@ from library.adapter_files import adapters, storage, writing
 from library.adapter_files.adapters import Lora
 from library.adapter_files.changes import MAGNITUDE, LayerChange, rank_of
 from library.adapter_files.factors import AdapterFactors
-from library.adapter_files.joining import Part, adapter_of, nearest_lora, weight_shape, with_bias
+from library.adapter_files.joining import Part, adapter_of, nearest_lora, refuse_small_ranks, weight_shape, with_bias
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
 from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name
@@ -61,9 +61,7 @@ class ResizeOptions:
                 method=repr(method),
                 methods=", ".join(METHODS),
             )
-        for name, value in (("rank", self.rank), ("conv_rank", self.conv_rank)):
-            if value is not None and value < 1:
-                raise ConfigError("{name} is {value}: it must be at least 1", name=option_name(name), value=value)
+        refuse_small_ranks(rank=self.rank, conv_rank=self.conv_rank)
         if method == "fixed":
             return
         if parameter is None:

@@ -6,9 +6,8 @@ from typing import Any
 from library.check import isolated
 from library.config.building import Reading
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, problem_from_json
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, problem_from_json
 from library.config.run_config import RunConfig
-from library.config.schema import options_of
 from library.runs import keys, queue, start
 
 UNCAPTIONED = "no image has a caption: write some, or confirm that this is intended"
@@ -44,9 +43,6 @@ def check_and_add(
 
 def keep_keys(config: RunConfig) -> list[MessageLike]:
     """Store the tokens of a config in their own file, as the queue keeps none. Return a sentence for each new one."""
-    options = options_of(type(config))
-    values = {
-        name: getattr(getattr(config, options[name].section), name) for name in keys.ENVIRONMENT if name in options
-    }
+    new = keys.store_keys(keys.keys_of_config(config))
     template = "{name} is kept in {folder}, for you only, and is in no config."
-    return [Message(template, name=name, folder=keys.keys_file()) for name in keys.store_keys(values)]
+    return [Message(template, name=option_name(name), folder=keys.keys_file()) for name in new]

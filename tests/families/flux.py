@@ -1,13 +1,10 @@
 """A tiny FLUX.1 in the real formats, and what its tests share."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from library import families
-from library.config.building import build_config
 from library.families.flux import random
+from tests.families import alike
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +20,7 @@ def schnell(tmp_path_factory):
 def family(files, script="flux_train_network", **values):
     values_set = {"clip_l": files["clip_l"], "t5xxl": files["t5xxl"], "ae": files["ae"]}
     values_set |= {"pretrained_model_name_or_path": files["flux"], "model_prediction_type": "raw", **values}
-    values_set = {name: str(value) if isinstance(value, Path) else value for name, value in values_set.items()}
-    return families.family_for(build_config(families.config_class(script), values_set))
+    return alike.configured(script, values_set)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from library.families.anima.keys import LORA_NAMES
 from library.families.anima.options import AnimaArgs
 from library.families.flux import random as random_flux
 from library.methods import targets
-from library.tools import convert, extract, merge, resize
+from library.tools import convert, merge
+from tests.families import alike
 from tests.families.test_anima_model import family, in_diffusers
 from tests.training import config_of, narrowed, pictures, train
 
@@ -137,19 +138,8 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk, and what goes on with its files."""
     folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    to_disk = {
-        "cache_latents_to_disk": True,
-        "cache_text_encoder_outputs_to_disk": True,
-        "max_train_steps": 2,
-        "resolution": "96",
-        "network_train_unet_only": True,
-    }
-
-    def made(name, **values):
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk | values))
-
-    return data / "1_zorb toy", made("plain", caption_dropout_rate=0.25), made
+    data, made = alike.short_trainings(demo, SCRIPT, folder, network_train_unet_only=True)
+    return data, made("plain", caption_dropout_rate=0.25), made
 
 
 def test_caches_are_those_of_sd_scripts_and_captions_are_dropped_with_them(learnt):
@@ -244,12 +234,7 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     base = demo.models["anima"]["anima"]
     done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")
     assert done.modules == 30 and not verify.verify_lora(plain.file, base).problems
-    back = extract.extract_lora(
-        done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
-    )
-    assert load_file(back.path).keys() == plain.tensors().keys()
-    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
-    assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
+    alike.extract_and_resize(done.path, base, plain.file, tmp_path)
 
 
 def test_attention_alone_in_lycoris_leaves_out_the_text_adapter(demo):

@@ -8,14 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.anima import keys, random
 from library.families.anima.model import Block
 from library.families.base import SampleRequest
 from library.families.shared import qwen_vae_names
 from library.families.shared.packing import pack, unpack_channels_last
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a photo of a red circle", "two small cats sit on a wooden table, best quality, masterpiece"]
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/anima_losses.json").read_text(encoding="utf-8"))
@@ -25,8 +23,7 @@ def family(files, script="anima_train_network", **values):
     options = {"pretrained_model_name_or_path": files["anima"], "qwen3": files["text_encoder"], "vae": files["vae"]}
     options |= {"network_train_unet_only": True} if script.endswith("_network") else {}
     options |= random.TINY_OPTIONS | values
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.configured(script, options)
 
 
 @pytest.fixture(scope="module")
@@ -171,22 +168,8 @@ def pipeline(own, theirs, files):
     """The blocks of diffusers' pipeline with the same weights in its own networks."""
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler
     from diffusers.modular_pipelines.anima.modular_blocks_anima import AnimaAutoBlocks
-    from transformers import Qwen3Config, Qwen3Model
 
-    tensors = load_file(files["text_encoder"])
-    config = Qwen3Config(
-        vocab_size=tensors["model.embed_tokens.weight"].shape[0],
-        hidden_size=48,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    encoder = Qwen3Model(config).eval()
-    encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
+    encoder = alike.qwen3_of(files["text_encoder"], 48, 2)
     vae = AutoencoderKLQwenImage(
         base_dim=8,
         dim_mult=[1, 2, 2, 2],

@@ -12,10 +12,11 @@ from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.flux_2 import random
 from library.families.shared import autoencoder, statistics_vae
-from library.tools import convert, extract, merge, resize
+from library.tools import convert, merge
 from tests import double_stream
+from tests.families import alike
 from tests.families.test_flux_2_model import family
-from tests.training import config_of, narrowed, pictures, train
+from tests.training import config_of, narrowed, pictures
 
 SCRIPT = "flux_2_train_network"
 DOUBLE = tuple(
@@ -151,29 +152,16 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": others["t5xxl"]}, "is a T5 text encoder; expected the Qwen3-4B (klein 4B) or Qwen3-8B"),
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 48"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk and reference images, and what goes on with its files."""
     folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
     shown = pictures(folder / "shown", ((96, 64), (64, 64)), repeats=1) / "1_zorb toy"
-    to_disk = {
-        "cache_latents_to_disk": True,
-        "cache_text_encoder_outputs_to_disk": True,
-        "max_train_steps": 2,
-        "resolution": "96",
-        "control_directory": shown,
-    }
-
-    def made(name, **values):
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk | values))
-
-    return data / "1_zorb toy", made("plain"), made
+    data, made = alike.short_trainings(demo, SCRIPT, folder, control_directory=shown)
+    return data, made("plain"), made
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
@@ -192,10 +180,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
         assert (facts["architecture"], facts["width"], facts["height"]) == ("flux_2_klein_4b", "64", "128")
     with safe_open(folder / cache_names[1], "pt") as file:
         assert list(file.keys()) == ["ctx_vec_float32"] and file.get_tensor("ctx_vec_float32").shape == (512, 144)
-    for name in cache_names:  # as musubi-tuner leaves them: without ours
-        with safe_open(folder / name, "pt") as file:
-            facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
-        save_file(load_file(folder / name), folder / name, facts)
+    alike.leave_as_musubi_tuner(folder, cache_names)
     before = {name: (folder / name).read_bytes() for name in cache_names}
     assert run("again").losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
@@ -262,9 +247,4 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     }
     expected = own["lora_up.weight"] @ own["lora_down.weight"] * (own["alpha"] / own["lora_down.weight"].shape[0])
     torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-6)
-    back = extract.extract_lora(
-        done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
-    )
-    assert load_file(back.path).keys() == plain.tensors().keys()
-    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
-    assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
+    alike.extract_and_resize(done.path, base, plain.file, tmp_path)

@@ -1,15 +1,11 @@
 """FLUX.2's networks against diffusers' and transformers', with the same weights."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_2 import keys, random, sampler, text_encoder
 from library.families.flux_2.model import Flux2Positions
@@ -19,7 +15,7 @@ from library.families.shared.double_stream import BlockLayers, DoubleStreamBlock
 from library.families.shared.sampler import crop_to_tokens
 from library.families.shared.transformer import rope
 from tests import double_stream
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -31,15 +27,8 @@ CPU = torch.device("cpu")
 
 
 def family(files, script="flux_2_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["flux_2"], "text_encoder": files["text_encoder"]}
-    options |= {
-        "vae": files["vae"],
-        "cache_text_encoder_outputs_to_disk": True,
-        "model_version": "klein-base-4b",
-        **values,
-    }
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    usual = {"cache_text_encoder_outputs_to_disk": True, "model_version": "klein-base-4b"}
+    return alike.family_of(files, "flux_2", script, values, **usual)
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +74,16 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, tmp_path, k
     ids = places.image(4, 6, CPU, references), places.text(40, CPU)
     if references:
         assert ids[0][24:, 0].unique().tolist() == [10.0, 20.0] and ids[0][24].tolist() == [10, 0, 0, 0]
-    ours.requires_grad_(True)
-    actual = ours(img, ids[0], txt, ids[1], times, guidance)
-    actual.square().mean().backward()
-    by_us = double_stream.flux_2_to_diffusers({name: p.grad for name, p in ours.named_parameters()}) | {"img": img.grad}
-    ours.zero_grad(set_to_none=True)
-    ours.requires_grad_(False)
-    img.grad = None
-    expected = other(img, txt, times, ids[0], ids[1], guidance, return_dict=False)[0]
-    expected.square().mean().backward()
+    actual, by_us = alike.output_and_gradients(
+        ours, {"img": img}, lambda: ours(img, ids[0], txt, ids[1], times, guidance)
+    )
+    expected, by_them = alike.output_and_gradients(
+        other, {"img": img}, lambda: other(img, txt, times, ids[0], ids[1], guidance, return_dict=False)[0]
+    )
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-    by_them = {name: p.grad for name, p in other.named_parameters()} | {"img": img.grad}
+    by_us = {"img": by_us.pop("img"), **double_stream.flux_2_to_diffusers(by_us)}
     assert by_us.keys() == by_them.keys()
-    for name, gradient in by_us.items():
-        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    other.zero_grad(set_to_none=True)
+    alike.assert_gradients_close(by_us, by_them, 1e-6)
 
 
 def test_blocks_of_full_width_equal_diffusers():
@@ -165,22 +149,8 @@ def test_the_layers_that_are_read_are_those_of_the_published_encoders():
 def pipeline(files, own, theirs):
     """diffusers' pipeline with the same weights in its own networks."""
     from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
-    from transformers import Qwen3Config, Qwen3Model
 
-    tensors = load_file(files["text_encoder"])
-    config = Qwen3Config(
-        vocab_size=tensors["model.embed_tokens.weight"].shape[0],
-        hidden_size=48,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    encoder = Qwen3Model(config).eval()
-    encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
+    encoder = alike.qwen3_of(files["text_encoder"], 48, 4)
     other = AutoencoderKLFlux2(block_out_channels=random.TINY.vae_widths)
     other.load_state_dict(autoencoder.vae_to_diffusers(load_file(files["vae"])), strict=True)
     tokenizer = own[1].tokenizers["text_encoder"]

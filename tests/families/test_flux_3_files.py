@@ -17,6 +17,7 @@ from library.families.flux_3.keys import LORA_NAMES
 from library.families.zimage import random as random_zimage
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
+from tests.families import alike
 from tests.families.test_flux_3_model import family, for_diffusers
 from tests.training import config_of, pictures, train
 
@@ -105,25 +106,16 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
         ({"text_encoder": saved(half, tmp_path / "half.safetensors")}, "lacks 1 of its"),
         ({"text_encoder": wide["text_encoder"]}, "has 56 channels where this model expects 40"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk, of captions of several lengths and none at all."""
-    folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
-    (data / "1_zorb toy" / "1.txt").write_text("", encoding="utf-8")
-    to_disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "resolution": "96"}
-
-    def made(name, **values):
-        how = to_disk | {"max_train_steps": 2} | values
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **how))
-
-    return data / "1_zorb toy", made("plain"), made
+    data, made = alike.short_trainings(demo, SCRIPT, tmp_path_factory.mktemp("learnt"))
+    (data / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
+    (data / "1.txt").write_text("", encoding="utf-8")
+    return data, made("plain"), made
 
 
 def test_caches_hold_whole_windows_and_are_read_again(learnt):

@@ -1,7 +1,6 @@
 """FLUX.3's networks against diffusers' and transformers', with the same weights."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +8,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.flux_3 import keys, random, sampler, text_encoder
 from library.families.flux_3.model import CONTAINERS, Flux3, Flux3ImageBlock, Flux3Layers, MMSingleStreamBlock
 from library.families.shared import autoencoder, packing, qwen3_vl, statistics_vae
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a red circle", "", "一只红色的猫", "a drawing of a blue square, simple, flat colors, best quality " * 4]
 CPU = torch.device("cpu")
@@ -23,10 +20,7 @@ REFERENCES = [(2, 3), (3, 1), (1, 1)]  # in tokens
 
 
 def family(files, script="flux_3_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["flux_3"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "flux_3", script, values, cache_text_encoder_outputs=True)
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +101,7 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, distilled, theirs, 
     mask = (torch.arange(40) < torch.tensor(lengths)[:, None]).long()
     times, targets = torch.tensor([0.3, 0.8]), torch.tensor([0.1, 0.7])
 
-    def gradients(model, answer):
-        model.requires_grad_(True)
-        output = answer()
-        output.square().mean().backward()
-        named = dict(model.named_parameters()) | {"img": img, "txt": txt}
-        found = {name: p.grad for name, p in named.items() if p.grad is not None}
-        for p in named.values():
-            p.grad = None
-        model.requires_grad_(False)
-        return output.detach(), found
+    inputs = {"img": img, "txt": txt}
 
     def one_by_one():
         rows = (slice(row, row + 1) for row in range(2))
@@ -127,14 +112,14 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, distilled, theirs, 
             ]
         )
 
-    actual, by_us = gradients(ours, lambda: ours(img, sizes, txt, mask, times, targets))
-    expected, by_them = gradients(other, one_by_one)
+    actual, by_us = alike.output_and_gradients(ours, inputs, lambda: ours(img, sizes, txt, mask, times, targets))
+    expected, by_them = alike.output_and_gradients(other, inputs, one_by_one)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    by_us, by_them = ({n: t for n, t in found.items() if t is not None} for found in (by_us, by_them))
     by_us = for_diffusers({n: t for n, t in by_us.items() if "." in n}) | {n: by_us[n] for n in ("img", "txt")}
     assert by_us.keys() == by_them.keys() and all(gradient.any() for gradient in by_us.values())
     assert any("image_cond" in name for name in by_us) == bool(references)
-    for name, gradient in by_us.items():
-        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    alike.assert_gradients_close(by_us, by_them)
 
 
 def test_without_a_target_a_distilled_model_is_asked_for_the_velocity_at_the_time(distilled):

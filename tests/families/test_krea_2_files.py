@@ -17,8 +17,9 @@ from library.families.qwen_image import random as random_qwen
 from library.families.zimage import random as random_zimage
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
+from tests.families import alike
 from tests.families.test_krea_2_model import family, for_diffusers
-from tests.training import config_of, pictures, train
+from tests.training import config_of
 
 SCRIPT = "krea_2_train_network"
 
@@ -97,25 +98,16 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
         ({"text_encoder": qwen["text_encoder"]}, "is a Qwen2.5-VL text encoder; expected the Qwen3-VL-4B"),
         ({"text_encoder": narrow["text_encoder"]}, "has 32 channels where this model expects 48"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk, of captions of several lengths, with adapters on every linear layer."""
-    folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
-    to_disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True, "resolution": "96"}
-    every = {"network_args": ["train_text_fusion=True", "train_embedders=True"], "max_train_steps": 2}
-
-    def made(name, **values):
-        how = to_disk | every | values
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **how))
-
-    return data / "1_zorb toy", made("plain"), made
+    every = ["train_text_fusion=True", "train_embedders=True"]
+    data, made = alike.short_trainings(demo, SCRIPT, tmp_path_factory.mktemp("learnt"), network_args=every)
+    (data / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
+    return data, made("plain"), made
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
@@ -136,10 +128,7 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
             assert file.get_tensor(key).shape[1:] == (2, 48)
             lengths.append(file.get_tensor(key).shape[0])
     assert lengths[0] > 64 > lengths[1]
-    for name in found:  # as musubi-tuner leaves them: without ours
-        with safe_open(folder / name, "pt") as file:
-            facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
-        save_file(load_file(folder / name), folder / name, facts)
+    alike.leave_as_musubi_tuner(folder, found)
     assert run("again").losses == done.losses
 
 

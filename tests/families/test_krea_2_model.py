@@ -1,30 +1,23 @@
 """Krea 2's networks against diffusers' and transformers', with the same weights."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.krea_2 import keys, random
 from library.families.krea_2.checkpoint import TEXT
 from library.families.krea_2.model import BLOCK, LAYERWISE, REFINER, Krea2, SingleDiTBlock
 from library.families.shared import qwen3_vl, qwen_vae_names
 from library.families.shared.packing import image_positions, pack, unpack
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality", ""]
 CAPTIONS += ["一只红色的猫", "a red circle " * 300]
 
 
 def family(files, script="krea_2_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["krea_2"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "raw", **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "krea_2", script, values, cache_text_encoder_outputs=True, model_version="raw")
 
 
 @pytest.fixture(scope="module")
@@ -71,26 +64,15 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     text = torch.randn(2, 64, 2, 48, generator=torch.Generator().manual_seed(1)).requires_grad_()
     mask, times = torch.arange(64) < torch.tensor(lengths)[:, None], torch.tensor([0.3, 0.8])
 
-    def gradients(model, answer):
-        model.requires_grad_(True)
-        output = answer()
-        output.square().mean().backward()
-        named = dict(model.named_parameters()) | {"latents": latents, "text": text}
-        found = {name: p.grad for name, p in named.items()}
-        for p in named.values():
-            p.grad = None
-        model.requires_grad_(False)
-        return output.detach(), found
-
-    actual, by_us = gradients(
-        ours, lambda: unpack(ours(pack(latents), (height, width), text, mask, times), height, width)
+    inputs = {"latents": latents, "text": text}
+    actual, by_us = alike.output_and_gradients(
+        ours, inputs, lambda: unpack(ours(pack(latents), (height, width), text, mask, times), height, width)
     )
-    expected, by_them = gradients(theirs, lambda: said_by(theirs, latents, text, mask, times))
+    expected, by_them = alike.output_and_gradients(theirs, inputs, lambda: said_by(theirs, latents, text, mask, times))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     by_us = for_diffusers({n: t for n, t in by_us.items() if "." in n}) | {n: by_us[n] for n in ("latents", "text")}
     assert by_us.keys() == by_them.keys() and all(gradient.any() for gradient in by_us.values())
-    for name, gradient in by_us.items():
-        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    alike.assert_gradients_close(by_us, by_them)
 
 
 def test_a_caption_is_read_alike_behind_any_padding(own):

@@ -10,8 +10,9 @@ from library.adapter_files import names
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.qwen_image import random
+from tests.families import alike
 from tests.families.test_qwen_model import family
-from tests.training import config_of, narrowed, pictures, train
+from tests.training import config_of, narrowed
 
 SCRIPT = "qwen_image_train_network"
 
@@ -142,9 +143,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, oth
         ({"text_encoder": files["qwen_image"]}, "is a Qwen-Image transformer; expected the Qwen2.5-VL text encoder"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
     flux = families.family_for(config_of_flux(others, pretrained_model_name_or_path=files["qwen_image"]))
     assert "is a Qwen-Image transformer; train it with qwen_image_train_network" in str(next(iter(flux.problems())))
     narrow = narrowed(load_file(files["text_encoder"]), 128, 64)
@@ -167,20 +166,9 @@ def test_a_name_with_edit_is_taken_when_it_is_reported_to_be_the_original(files,
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk, of captions of several lengths; and one with the modulation."""
-    folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
-    to_disk = {
-        "cache_latents_to_disk": True,
-        "cache_text_encoder_outputs_to_disk": True,
-        "max_train_steps": 2,
-        "resolution": "96",
-    }
-
-    def made(name, **values):
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk, **values))
-
-    return data / "1_zorb toy", made("plain"), made("modulated", network_args=["train_modulation=True"]), made
+    data, made = alike.short_trainings(demo, SCRIPT, tmp_path_factory.mktemp("learnt"))
+    (data / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
+    return data, made("plain"), made("modulated", network_args=["train_modulation=True"]), made
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
@@ -197,23 +185,14 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(learnt):
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 1, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("qwen_image", "64", "128")
         assert facts["format_version"] == "1.0.1"
-    lengths = []
-    for name in (cache_names[1], cache_names[3]):
-        with safe_open(folder / name, "pt") as file:
-            (key,) = file.keys()
-            assert key == "varlen_vl_embed_float32" and file.metadata()["architecture"] == "qwen_image"
-            lengths.append(file.get_tensor(key).shape[0])
+    lengths = alike.text_lengths(folder, cache_names[1::2], "varlen_vl_embed_float32", "qwen_image")
     assert lengths[0] > 64 > lengths[1]
-    for name in cache_names:  # as musubi-tuner leaves them: without ours, and in bfloat16 the text
-        tensors = load_file(folder / name)
-        with safe_open(folder / name, "pt") as file:
-            facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
-        tensors = (
-            {key.replace("float32", "bfloat16"): t.bfloat16() for key, t in tensors.items()}
-            if "_te" in name
-            else tensors
-        )
-        save_file(tensors, folder / name, facts)
+
+    def text_in_half(name, tensors):
+        halves = {key.replace("float32", "bfloat16"): t.bfloat16() for key, t in tensors.items()}
+        return halves if "_te" in name else tensors
+
+    alike.leave_as_musubi_tuner(folder, cache_names, text_in_half)
     before = {name: (folder / name).read_bytes() for name in cache_names}
     again = run("again")
     assert {name: (folder / name).read_bytes() for name in cache_names} == before

@@ -20,6 +20,7 @@ from library.families.qwen_image_21.keys import LORA_NAMES, qwen_21_to_single
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
 from tests.compile.test_captions_of_any_length import GRID, losses_and_graphs, references, written
+from tests.families import alike
 from tests.families.test_qwen_image_21_model import family
 from tests.training import config_of, train
 
@@ -101,9 +102,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
         ({"text_encoder": qwen["text_encoder"]}, "is a Qwen2.5-VL text encoder; expected the Qwen3-VL-8B"),
         ({"text_encoder": narrow["text_encoder"]}, "has 32 channels where this model expects 64"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Qwen-Image-2.1's networks against diffusers' and transformers', with the same weights."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,25 +8,22 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image_21 import random, text_encoder
 from library.families.qwen_image_21.family import EMBED, MASK
 from library.families.qwen_image_21.model import BLOCK, JointTransformerBlock
 from library.families.shared import vae_tiles
 from library.families.shared.packing import pack
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality", ""]
 CAPTIONS += ["一只红色的猫", "a red circle " * 600]
 
 
 def family(files, script="qwen_image_21_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["qwen_image_21"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(
+        files, "qwen_image_21", script, values, cache_text_encoder_outputs=True, model_version="base"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,28 +75,18 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, sizes, lead
     text = torch.randn(2, 64, 64, generator=generator).requires_grad_()
     mask, times = torch.arange(64) < torch.tensor(lengths)[:, None], torch.tensor([0.3, 0.8])
 
-    def gradients(model, answer):
-        model.requires_grad_(True)
-        output = answer()
-        output.square().mean().backward()
-        named = dict(model.named_parameters()) | {"tokens": tokens, "text": text}
-        found = {name: p.grad for name, p in named.items()}
-        for p in named.values():
-            p.grad = None
-        model.requires_grad_(False)
-        return output.detach(), found
+    inputs = {"tokens": tokens, "text": text}
 
     def alone():
         rows = range(2)
         cut = [text[row : row + 1, : lengths[row]] for row in rows]
         return torch.cat([said_by(theirs, tokens[r : r + 1], sizes, cut[r], times[r : r + 1], leads) for r in rows])
 
-    actual, by_us = gradients(ours, lambda: ours(tokens, sizes, text, mask, times, leads))
-    expected, by_them = gradients(theirs, alone)
+    actual, by_us = alike.output_and_gradients(ours, inputs, lambda: ours(tokens, sizes, text, mask, times, leads))
+    expected, by_them = alike.output_and_gradients(theirs, inputs, alone)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert by_us.keys() == by_them.keys() and all(gradient.any() for gradient in by_us.values())
-    for name, gradient in by_us.items():
-        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    alike.assert_gradients_close(by_us, by_them)
 
 
 def test_the_condition_sees_neither_the_image_nor_the_time(own):

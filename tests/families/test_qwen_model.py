@@ -1,28 +1,22 @@
 """Qwen-Image's networks against diffusers' and transformers', with the same weights."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.qwen_image import random, sampler, text_encoder
 from library.families.qwen_image.model import QwenImage, QwenImageTransformerBlock, QwenShape, rope_table
 from library.families.shared import packing, qwen_vae_names
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 
 
 def family(files, script="qwen_image_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["qwen_image"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "qwen_image", script, values, cache_text_encoder_outputs=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,30 +57,26 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     mask = torch.zeros(2, 64, dtype=torch.long)
     mask[0, :17], mask[1, :33] = 1, 1
     tokens, times = packing.pack(latents).requires_grad_(), torch.tensor([0.3, 0.8])
-    ours.requires_grad_(True)
-    actual = ours(tokens, [(height, width)], text * mask[..., None], mask, times)
-    actual.square().mean().backward()
-    by_us = {name: p.grad for name, p in ours.named_parameters()} | {"tokens": tokens.grad}
-    ours.zero_grad(set_to_none=True)
-    ours.requires_grad_(False)
-    tokens.grad = None
-    expected = theirs(
-        hidden_states=tokens,
-        encoder_hidden_states=text * mask[..., None],
-        encoder_hidden_states_mask=mask,
-        timestep=times,
-        img_shapes=[[(1, height, width)]] * 2,
-        return_dict=False,
-    )[0]
-    expected.square().mean().backward()
+    inputs = {"tokens": tokens}
+    actual, by_us = alike.output_and_gradients(
+        ours, inputs, lambda: ours(tokens, [(height, width)], text * mask[..., None], mask, times)
+    )
+    expected, by_them = alike.output_and_gradients(
+        theirs,
+        inputs,
+        lambda: theirs(
+            hidden_states=tokens,
+            encoder_hidden_states=text * mask[..., None],
+            encoder_hidden_states_mask=mask,
+            timestep=times,
+            img_shapes=[[(1, height, width)]] * 2,
+            return_dict=False,
+        )[0],
+    )
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)
-    by_them = {name: p.grad for name, p in theirs.named_parameters()} | {"tokens": tokens.grad}
-    for name, gradient in by_us.items():
-        if gradient is None:  # the last block's answer for the text is not used
-            assert by_them[name] is None and (f".{ours.sizes.blocks - 1}." in name), name
-            continue
-        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    theirs.zero_grad(set_to_none=True)
+    unused = {name for name, gradient in by_us.items() if gradient is None}  # the last block's answer for the text
+    assert all(by_them[name] is None and f".{ours.sizes.blocks - 1}." in name for name in unused)
+    alike.assert_gradients_close({name: by_us[name] for name in by_us.keys() - unused}, by_them, 1e-6)
 
 
 def test_a_caption_is_read_alike_behind_any_padding(own):

@@ -12,9 +12,10 @@ from library.families.flux import random as random_flux
 from library.families.zimage import keys, random
 from library.families.zimage.keys import LORA_NAMES
 from library.methods.lora_files import by_name, file_of
-from library.tools import convert, extract, merge, resize
+from library.tools import convert, merge
+from tests.families import alike
 from tests.families.test_zimage_model import family
-from tests.training import config_of, narrowed, pictures, train
+from tests.training import config_of, narrowed
 
 SCRIPT = "zimage_train_network"
 INSIDE = (
@@ -156,28 +157,15 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
         ({"text_encoder": saved(words, tmp_path / "n.safetensors")}, "has 32 channels where this model expects 64"),
         ({"text_encoder": tmp_path / "nowhere.safetensors"}, "does not exist"),
     ]
-    for paths, sentence in cases:
-        problems = said(files, **paths)
-        assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0], (paths, problems)
+    alike.assert_one_problem_each(cases, lambda paths: said(files, **paths))
 
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
     """A training with caches on disk, of captions of several lengths, and what goes on with its files."""
-    folder = tmp_path_factory.mktemp("learnt")
-    data = pictures(folder / "data", ((64, 64), (64, 128)), repeats=1)
-    (data / "1_zorb toy" / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
-    to_disk = {
-        "cache_latents_to_disk": True,
-        "cache_text_encoder_outputs_to_disk": True,
-        "max_train_steps": 2,
-        "resolution": "96",
-    }
-
-    def made(name, **values):
-        return train(config_of(demo, SCRIPT, train_data_dir=data, output_dir=folder / name, **to_disk, **values))
-
-    return data / "1_zorb toy", made("plain"), made
+    data, made = alike.short_trainings(demo, SCRIPT, tmp_path_factory.mktemp("learnt"))
+    (data / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
+    return data, made("plain"), made
 
 
 def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
@@ -193,17 +181,9 @@ def test_caches_have_the_names_and_keys_of_musubi_tuner(demo, learnt):
         (name,), facts = file.keys(), file.metadata()
         assert name == "latents_1x16x8_float32" and file.get_tensor(name).shape == (16, 16, 8)
         assert (facts["architecture"], facts["width"], facts["height"]) == ("z_image", "64", "128")
-    lengths = []
-    for name in (cache_names[1], cache_names[3]):
-        with safe_open(folder / name, "pt") as file:
-            (key,) = file.keys()
-            assert key == "varlen_llm_embed_float32" and file.metadata()["architecture"] == "z_image"
-            lengths.append(file.get_tensor(key).shape[0])
+    lengths = alike.text_lengths(folder, cache_names[1::2], "varlen_llm_embed_float32", "z_image")
     assert lengths[0] > 64 > lengths[1]
-    for name in cache_names:  # as musubi-tuner leaves them: without ours
-        with safe_open(folder / name, "pt") as file:
-            facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
-        save_file(load_file(folder / name), folder / name, facts)
+    alike.leave_as_musubi_tuner(folder, cache_names)
     before = {name: (folder / name).read_bytes() for name in cache_names}
     assert run("again").losses == done.losses
     assert {name: (folder / name).read_bytes() for name in cache_names} == before
@@ -295,9 +275,4 @@ def test_the_tools_know_it(demo, learnt, tmp_path):
     }
     expected = own["lora_up.weight"] @ own["lora_down.weight"] * (own["alpha"] / own["lora_down.weight"].shape[0])
     torch.testing.assert_close(change[2], expected, rtol=1e-3, atol=1e-6)
-    back = extract.extract_lora(
-        done.path, base, tmp_path / "back.safetensors", choices=extract.ExtractOptions(rank=8, min_diff=0)
-    )
-    assert load_file(back.path).keys() == plain.tensors().keys()
-    small = resize.resize_lora(plain.file, tmp_path / "small.safetensors", choices=resize.ResizeOptions(rank=2))
-    assert {t.shape[0] for name, t in load_file(small.path).items() if name.endswith("down.weight")} <= {1, 2}
+    alike.extract_and_resize(done.path, base, plain.file, tmp_path)

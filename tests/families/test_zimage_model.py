@@ -1,19 +1,15 @@
 """Z-Image's networks against diffusers' and transformers', with the same weights."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from library import families
-from library.config.building import build_config
 from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import checkpoint, keys, random
 from library.families.zimage.model import ZImage, ZImageTransformerBlock, rope_tables
-from tests.families import wide
+from tests.families import alike, wide
 
 CAPTIONS = ["a red circle", "a drawing of a blue square, simple, flat colors, on a wooden table, best quality"]
 TEMPLATE = (
@@ -23,10 +19,7 @@ TEMPLATE = (
 
 
 def family(files, script="zimage_train_network", **values):
-    options = {"pretrained_model_name_or_path": files["zimage"], "text_encoder": files["text_encoder"]}
-    options |= {"vae": files["vae"], "cache_text_encoder_outputs": True, "model_version": "base", **values}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return families.family_for(build_config(families.config_class(script), options))
+    return alike.family_of(files, "zimage", script, values, cache_text_encoder_outputs=True, model_version="base")
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +64,22 @@ def test_the_denoiser_and_its_gradients_equal_diffusers(own, theirs, size):
     for row, tokens in enumerate(texts):
         text[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
     times = torch.tensor([0.3, 0.8])
-    ours.requires_grad_(True)
-    actual = unpack_channels_last(ours(pack_channels_last(latents), (height, width), text, mask, times), height, width)
-    actual.square().mean().backward()
-    by_us = {name: p.grad for name, p in ours.named_parameters()} | {"latents": latents.grad}
-    ours.zero_grad(set_to_none=True)
-    ours.requires_grad_(False)
-    latents.grad = None
-    expected = torch.stack(theirs(list(latents[:, :, None]), times, texts, return_dict=False)[0])[:, :, 0]
-    expected.square().mean().backward()
+    inputs = {"latents": latents}
+    actual, by_us = alike.output_and_gradients(
+        ours,
+        inputs,
+        lambda: unpack_channels_last(
+            ours(pack_channels_last(latents), (height, width), text, mask, times), height, width
+        ),
+    )
+    expected, by_them = alike.output_and_gradients(
+        theirs,
+        inputs,
+        lambda: torch.stack(theirs(list(latents[:, :, None]), times, texts, return_dict=False)[0])[:, :, 0],
+    )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    by_them = {name: p.grad for name, p in theirs.named_parameters()} | {"latents": latents.grad}
     assert by_us.keys() == by_them.keys()
-    for name, gradient in by_us.items():
-        torch.testing.assert_close(gradient, by_them[name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-    theirs.zero_grad(set_to_none=True)
+    alike.assert_gradients_close(by_us, by_them)
 
 
 def test_a_caption_is_read_alike_behind_any_padding(own):
@@ -146,22 +140,8 @@ def test_tables_are_kept_by_sizes_and_bounded(own):
 def pipeline(files, own, theirs):
     """diffusers' pipeline with the same weights in its own networks."""
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline
-    from transformers import Qwen3Config, Qwen3Model
 
-    tensors = load_file(files["text_encoder"])
-    config = Qwen3Config(
-        vocab_size=tensors["model.embed_tokens.weight"].shape[0],
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    encoder = Qwen3Model(config).eval()
-    encoder.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, strict=True)
+    encoder = alike.qwen3_of(files["text_encoder"], 64, 3)
     scale, shift = autoencoder.FLUX
     vae = AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * 4,

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
 from urllib.parse import urljoin
@@ -12,6 +11,7 @@ from urllib.parse import urljoin
 import pytest
 
 from kohya_gui.server import scripts
+from tests.page.online import online
 from tests.training import demo  # noqa: F401
 
 # Chromium obeys only the last --disable-features, so Playwright's own list is repeated here. The address bar's
@@ -79,21 +79,11 @@ def chromium():
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
     """The page's address and the folder that configs may be in."""
-    import uvicorn
-
-    from kohya_gui.app import application, bind, build_page
+    from kohya_gui.app import application, build_page
 
     root = tmp_path_factory.mktemp("page")
-    server_socket = bind("127.0.0.1", 0)
-    app = application(build_page([root]), {"host": "127.0.0.1"})
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/", root
-    server.should_exit = True
-    thread.join(timeout=5)
+    with online(application(build_page([root]), {"host": "127.0.0.1"})) as address:
+        yield address, root
 
 
 @pytest.fixture

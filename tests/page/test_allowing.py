@@ -5,8 +5,6 @@ import json
 import os
 import stat
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.server.serving import access_of, build_server_parser, is_private
 from library.config.problems import ConfigError
 from library.runs import registry
+from tests.page.online import online
 
 PORT = "127.0.0.1:7860"
 OWN = {"host": PORT, "origin": f"http://{PORT}"}
@@ -271,21 +270,11 @@ def test_a_browser_here_can_and_others_cannot_by_any_way(application, place):
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory):
     """A page that offers to allow folders, with a single root."""
-    import uvicorn
-
-    from kohya_gui.app import application, bind, build_page
+    from kohya_gui.app import application, build_page
 
     root = tmp_path_factory.mktemp("page").resolve()
-    server_socket = bind("127.0.0.1", 0)
-    app = application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(timeout=5)
+    with online(application(build_page(Roots([root], asks=True)), {"host": "127.0.0.1"})) as address:
+        yield address
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """The page behind a reverse proxy, under a path, with user and password, and TensorBoard behind the same checks."""
 
-import contextlib
-import threading
 import time
 
 import pytest
 
 from tests.page.conftest import Visit
+from tests.page.online import online
 
 pytestmark = pytest.mark.browser
 NAME, PASSWORD = "anna", "long enough"
@@ -34,23 +33,6 @@ class Proxy:
         await self.app({**scope, "headers": headers, "path": path, "raw_path": path.encode()}, receive, send)
 
 
-@contextlib.contextmanager
-def online(app):
-    import uvicorn
-
-    from kohya_gui.server.serving import bind
-
-    server_socket = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [server_socket]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/trainer/"
-    server.should_exit = True
-    thread.join(timeout=5)
-
-
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
     """The page behind a proxy, started for the name that the proxy gives it."""
@@ -58,7 +40,8 @@ def proxy(tmp_path_factory):
 
     door = {"host": "0.0.0.0", "also": ["train.internal", "127.0.0.1"], "login": f"{NAME}:{PASSWORD}"}
     behind_proxy = Proxy(application(build_page([tmp_path_factory.mktemp("root")]), door, "/trainer"))
-    with online(behind_proxy) as behind_proxy.address:
+    with online(behind_proxy) as address:
+        behind_proxy.address = f"{address}trainer/"
         yield behind_proxy
     board(behind_proxy).stop()
 

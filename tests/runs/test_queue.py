@@ -279,6 +279,7 @@ def test_each_gpu_is_one_device(monkeypatch, tmp_path):
     )  # one from a shell may use them all
     free = gpu_slots.free_devices(busy)
     assert gpu_slots.choose_devices({}, free) == ("0",) and gpu_slots.choose_devices({"cpu": True}, free) == ("cpu",)
+    assert gpu_slots.choose_devices({"cpu": "false", "gpu_ids": ""}, free) == ("0",)  # as a text by HTTP
     assert gpu_slots.choose_devices({"gpu_ids": "1"}, free) == () and gpu_slots.choose_devices(
         {"gpu_ids": "3, 0"}, free
     ) == ("3", "0")

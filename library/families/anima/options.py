@@ -11,7 +11,7 @@ from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {
@@ -214,12 +214,7 @@ ADAPTER_PREFIX = "llm_adapter."
 class AnimaArgs(BlockArgs):
     """`networks.lora_anima`."""
 
-    presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset(
-            "Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": r".*\.mlp\..*=0"}
-        ),
-    )
+    presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers(r".*\.mlp\..*=0")
     matches_paths: ClassVar[bool] = True
     train_llm_adapter: bool = opt(False, "adapters on the text adapter as well", label="Text adapter learns as well")
 
@@ -231,7 +226,7 @@ class AnimaArgs(BlockArgs):
         usual = not EXCLUDED.fullmatch(layer.path) and (
             self.train_llm_adapter or not layer.path.startswith(ADAPTER_PREFIX)
         )
-        included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
+        included = self.is_included(layer.path)
         if in_denoiser and not usual and not included:
             return NO_ADAPTER
         layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path) if in_denoiser else None)

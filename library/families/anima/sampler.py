@@ -1,6 +1,5 @@
 """Sample images of Anima: Euler steps along the straight path, from seeded noise to an image."""
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ class AnimaSampler(FlowSampler):
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one batch."""
         model = self.denoiser
-        device = model.t_embedding_norm.weight.device
         height, width = self.grid(requests[0])
         noise = seeded_noise(requests, model.sizes.channels // 4, 2 * height, 2 * width)
 
@@ -34,8 +32,7 @@ class AnimaSampler(FlowSampler):
             output = model(packing.pack(latents), (height, width), *text.values(), times).float()
             return packing.unpack_channels_last(output, height, width)
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
-        return self.integrate(noise.to(device), self.sigmas(requests[0], height * width), requests, velocities)
+        return self.denoise(noise.to(model.t_embedding_norm.weight.device), requests, velocity)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()

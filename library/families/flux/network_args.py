@@ -148,7 +148,7 @@ class FluxArgs(PatternArgs):
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Return a layer's rank and alpha: by patterns of names, then by kind of layer; by in_dims for embedders."""
         embedder = self._embedder_rank(layer)
-        if (not layer.inside and embedder is None) or self.is_excluded(layer):
+        if (not layer.inside and embedder is None) or self.is_excluded(layer.path):
             return NO_ADAPTER
         for pattern, named_rank in patterns(self.network_reg_dims, int):
             if re.search(pattern, layer.name):

@@ -18,7 +18,7 @@ from library.families.shared.network_args import (
     NetworkLayer,
     TransformerArgs,
     indices,
-    regexes,
+    usual_layers,
 )
 
 MAX_REFERENCES = 10  # as many as the model is published for
@@ -135,8 +135,7 @@ class Flux3Args(TransformerArgs):
     """`networks.lora_flux_3`."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
+        *usual_layers("_mlp_=0"),
         LayerPreset(
             "Without the text-only blocks",
             "The blocks that process only the text are not trained.",
@@ -173,7 +172,7 @@ class Flux3Args(TransformerArgs):
     def is_chosen(self, path: str) -> bool:
         """Return whether a layer of a block has an adapter unless a pattern decides."""
         if ".image_cond." in path:
-            return self.train_reference_blocks or any(re.fullmatch(r, path) for r in regexes(self.include_patterns))
+            return self.train_reference_blocks or self.is_included(path)
         lists = {"content_mode_blocks.image": "image", "txt_mode_blocks": "text", "single_blocks": "joint"}
         block = re.match(r"(.+?)\.(\d+)\.", path)
         chosen = indices(getattr(self, f"train_{lists[block[1]]}_block_indices")) if block else None

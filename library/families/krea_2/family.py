@@ -13,7 +13,6 @@ from library.families.krea_2.model import BLOCK, CONTAINERS, LAYERWISE, REFINER
 from library.families.krea_2.options import Krea2Lora, Krea2Train
 from library.families.krea_2.sampler import Krea2Sampler
 from library.families.shared import qwen_vae, turbo
-from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack, unpack
 from library.objectives.base import NoisedBatch
@@ -63,13 +62,7 @@ class Krea2Family(OneEncoderFamily):
         return usual | ({"sample_steps": 8, "scale": 1.0} if self.is_turbo else {})
 
     def notes(self) -> Iterator[Problem]:
-        """Warn of a version that no file reveals, and of training Turbo."""
-        if not self.config.model.model_version:
-            yield turbo.unset_version("raw", "Raw")
-        elif not self.is_turbo:
-            yield from idle_assistant(self.config, "Krea 2 Raw")
-        elif lacks_assistant(self.config):
-            yield turbo.turbo_forgets(self.config, "Raw", FACTS.assistant_loras[0])
+        return turbo.version_notes(self.config, "raw", ("Raw", "Krea 2 Raw"), FACTS.assistant_loras[0])
 
     # ---- a training step
 

@@ -10,7 +10,14 @@ from library import families
 from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, patterns, regexes
+from library.families.shared.network_args import (
+    NO_ADAPTER,
+    BlockArgs,
+    LayerPreset,
+    NetworkLayer,
+    patterns,
+    usual_layers,
+)
 
 SHIFT_LINE = ((256, 0.5), (6400, 1.15))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -117,10 +124,7 @@ class Krea2Train(Krea2Run, sections.TransformerTrain):
 class Krea2Args(BlockArgs):
     """`networks.lora_krea2`."""
 
-    presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
-    )
+    presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers("_mlp_=0")
     train_text_fusion: bool = opt(
         False,
         "adapters on the blocks that combine the text encoder's layers before they meet the image",
@@ -136,9 +140,10 @@ class Krea2Args(BlockArgs):
         """Return a layer's rank and alpha: by patterns of names, then by blocks, and by the switches of layers outside
         of blocks and of the text fusion.
         """
-        included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
+        included = self.is_included(layer.path)
         if not layer.inside:
-            chosen = layer.part == "denoiser" and (self.train_embedders or included) and not self.is_excluded(layer)
+            wanted = layer.part == "denoiser" and (self.train_embedders or included)
+            chosen = wanted and not self.is_excluded(layer.path)
             named = (r for pattern, r in patterns(self.network_reg_dims, int) if self.fits(pattern, layer.name, ""))
             layer_rank = next(named, rank) if chosen else 0
         else:

@@ -1,6 +1,5 @@
 """Sample images of Krea 2: Euler steps along the straight path, from seeded noise to an image."""
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -29,17 +28,14 @@ class Krea2Sampler(FlowSampler):
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one padded batch."""
         model = self.denoiser
-        device = model.first.weight.device
         height, width = self.grid(requests[0])
         noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
-        tokens = pack(noise).to(device)
+        tokens = pack(noise).to(model.first.weight.device)
 
         def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             return model(tokens, (height, width), text["krea2_vl_embed"], text["krea2_vl_mask"], times).float()
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
-        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
-        return unpack(tokens, height, width)
+        return unpack(self.denoise(tokens, requests, velocity), height, width)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         """Return a line from 1 shifted by the number of tokens, or by Turbo's own shift, and 0."""

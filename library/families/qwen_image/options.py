@@ -15,7 +15,7 @@ from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt, section_options
 from library.config.values import Option
 from library.families.qwen_image.variants import EDITS, QWEN_VARIANTS, QwenVariant
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
 
 SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -212,8 +212,7 @@ class QwenArgs(BlockArgs):
     """`networks.lora_qwen_image`."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
+        *usual_layers("_mlp_=0"),
         LayerPreset(
             "Image stream only",
             "What the blocks do with the text stays as it is, so that prompts are understood as before.",

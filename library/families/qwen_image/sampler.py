@@ -1,6 +1,5 @@
 """Sample images of Qwen-Image: Euler steps along the straight path, from seeded noise to an image."""
 
-import functools
 import hashlib
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
@@ -47,9 +46,7 @@ class QwenSampler(FlowSampler):
             img = torch.cat((tokens, reference_tokens.expand(len(tokens), -1, -1)), dim=1)
             return model(img, sizes, text["vl_embed"], text["vl_mask"], times).float()
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
-        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
-        return packing.unpack(tokens, height, width)
+        return packing.unpack(self.denoise(tokens, requests, velocity), height, width)
 
     def references(self, request: SampleRequest, device: torch.device) -> list[Tensor]:
         """Return latents of the reference images, as many as the model takes, each with its own proportions at the

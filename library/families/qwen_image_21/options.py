@@ -12,7 +12,7 @@ from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
 
 SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 MAX_REFERENCES = 10  # of an image, as the model was trained
@@ -139,10 +139,7 @@ class Qwen21Train(Qwen21Run, sections.TransformerTrain):
 class Qwen21Args(BlockArgs):
     """`networks.lora_qwen_image_21`."""
 
-    presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_mlp_=0"}),
-    )
+    presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers("_mlp_=0")
 
     def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
         """Return a layer's rank and alpha: by patterns of names, then by blocks."""

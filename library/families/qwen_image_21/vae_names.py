@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from library.families.facts import Shapes
 from library.families.shared.expected_tensors import BOTH, QUANTS, changes_width, expanded, list_length
 from library.families.shared.qwen_vae_names import DIFFUSERS_MARK, MIDDLE, QWEN_VAE_PREFIXES, RESIDUAL, SINGLE_MARK
-from library.families.shared.tensor_names import replace_prefix
+from library.families.shared.tensor_names import after_prefix, replace_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +26,7 @@ IN_LEVEL = re.compile(r"(encoder|decoder)\.(downsamples|upsamples)\.(\d+)\.\2\.(
 
 def plain_qwen_21_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Skips other keys."""
-    names, marks = list(names), (DIFFUSERS_MARK, SINGLE_MARK)
-    prefix = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
-    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    unprefixed = after_prefix(names, (DIFFUSERS_MARK, SINGLE_MARK))
     if SINGLE_MARK not in unprefixed:
         return {name: key for name, key in unprefixed.items() if name.startswith(QWEN_VAE_PREFIXES)}
     return {_diffusers_name(name): key for name, key in unprefixed.items() if name.startswith(SINGLE_PREFIXES)}

@@ -10,7 +10,7 @@ from library.config.json_types import JsonObject
 from library.families import recognition
 from library.families.shared import empty_weights, vae_memory, weights
 from library.families.shared.part_files import complete
-from library.families.shared.tensor_names import inverse, replace_prefix
+from library.families.shared.tensor_names import after_prefix, inverse, replace_prefix
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -57,9 +57,7 @@ def _counts(names: Iterable[str]) -> tuple[int, int]:
 
 def plain_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a file in either layout, with any prefix -> {diffusers' key: key in the file}. Skips other keys."""
-    names = list(names)
-    prefix = next((name.removesuffix(VAE_MARKER) for name in names if name.endswith(VAE_MARKER)), "")
-    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    unprefixed = after_prefix(names, (VAE_MARKER,))
     unprefixed = {name: key for name, key in unprefixed.items() if name.startswith(VAE_PREFIXES)}
     single = any(name.startswith(("encoder.down.", "decoder.up.")) for name in unprefixed)
     renames = (inverse(module_paths(*_counts(unprefixed))) if single else {}) | INSIDE

@@ -66,6 +66,14 @@ class LayerPreset:
     arguments: Mapping[str, str]
 
 
+def usual_layers(without_mlp: str) -> tuple[LayerPreset, LayerPreset]:
+    """Return the choices of most families; `without_mlp` is the value of network_reg_dims that leaves out the MLP."""
+    return (
+        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
+        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": without_mlp}),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkArgs:
     """The arguments of every kind of LoRA, and how they select layers and set ranks."""
@@ -187,13 +195,11 @@ class PatternArgs(NetworkArgs):
     def rate_patterns(self) -> tuple[tuple[str, float], ...]:
         return patterns(self.network_reg_lrs, float)
 
-    def is_excluded(self, layer: NetworkLayer) -> bool:
-        """Return whether the patterns exclude a layer."""
-        fits = [
-            any(re.fullmatch(regex, layer.path) for regex in regexes(text))
-            for text in (self.exclude_patterns, self.include_patterns)
-        ]
-        return fits[0] and not fits[1]
+    def is_included(self, path: str) -> bool:
+        return any(re.fullmatch(regex, path) for regex in regexes(self.include_patterns))
+
+    def is_excluded(self, path: str) -> bool:
+        return any(re.fullmatch(regex, path) for regex in regexes(self.exclude_patterns)) and not self.is_included(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +223,7 @@ class TransformerArgs(PatternArgs):
 
     def rank_by_name(self, layer: NetworkLayer) -> int | None:
         """Return the rank by the first pattern that matches a layer: 0 for no adapter, None if no pattern matches."""
-        if not layer.inside or self.is_excluded(layer):
+        if not layer.inside or self.is_excluded(layer.path):
             return 0
         rank_patterns = patterns(self.network_reg_dims, int)
         return next((rank for pattern, rank in rank_patterns if self.fits(pattern, layer.name, layer.path)), None)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from library.families.shared.tensor_names import replace_prefix
+from library.families.shared.tensor_names import after_prefix, replace_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,7 @@ MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1"
 def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Keys of a VAE's file in either layout, with any prefix -> {diffusers' key: key in the file}. Skips other keys."""
     names = list(names)
-    marks = (DIFFUSERS_MARK, SINGLE_MARK)
-    prefix = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
-    unprefixed = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    unprefixed = after_prefix(names, (DIFFUSERS_MARK, SINGLE_MARK))
     if not any(name.endswith(SINGLE_MARK) for name in names):
         return {name: key for name, key in unprefixed.items() if name.startswith(QWEN_VAE_PREFIXES)}
     return {new: unprefixed[name] for new, name in _from_single(unprefixed).items()}

@@ -53,7 +53,6 @@ def clip_tokenizer(
     letters = byte_letters()
     vocabulary = [*letters, *(f"{c}</w>" for c in letters), *(a + b for a, b in pairs)]
     vocabulary = list(dict.fromkeys([*vocabulary, "<|startoftext|>", "<|endoftext|>"]))
-    folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "vocab.json", {word: i for i, word in enumerate(vocabulary)})
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]
     write_atomic(folder / "merges.txt", "\n".join(lines) + "\n")
@@ -74,7 +73,6 @@ def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int
     plain = list(dict.fromkeys([*byte_letters(), *(a + b for a, b in pairs)]))
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     special += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"] if seeing else []
-    folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "vocab.json", {word: i for i, word in enumerate(plain)})
     write_atomic(folder / "merges.txt", "\n".join(["#version: 0.2", *(f"{a} {b}" for a, b in pairs)]) + "\n")
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
@@ -101,7 +99,6 @@ def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(plain)}, "merges": pairs},
     }
-    folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "tokenizer.json", stored)
     settings = {"tokenizer_class": "LlamaTokenizerFast", "model_max_length": 131072, "padding_side": "left"}
     settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -1,6 +1,7 @@
 """Shared parts of samplers: cached prompts, seeded noise, and decoding of latents."""
 
 import contextlib
+import functools
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -238,6 +239,19 @@ class FlowSampler(Sampler):
 
     def model_times(self, sigmas: Sequence[float]) -> list[float]:
         return [*sigmas]
+
+    def denoise(
+        self,
+        noise: Tensor,
+        requests: Sequence[SampleRequest],
+        velocity: Callable[[dict[str, Tensor], Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Integrate from noise [N, ...] to the images of requests; `velocity` takes an encoded text, samples and times,
+        see `integrate`.
+        """
+        texts, (height, width) = self.in_batches(self.text(requests, noise.device)), self.grid(requests[0])
+        velocities = [functools.partial(velocity, text) for text in texts]
+        return self.integrate(noise, self.sigmas(requests[0], height * width), requests, velocities)
 
     def integrate(
         self,

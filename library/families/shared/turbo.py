@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config.problems import Problem
 from library.families.facts import HubLora
-from library.families.shared.assistants import assistant_fix, takes_assistant
+from library.families.shared.assistants import assistant_fix, idle_assistant, lacks_assistant, takes_assistant
 
 
 def is_turbo(config: Any) -> bool:
@@ -54,3 +54,16 @@ def turbo_forgets(config: Any, title: str, adapter: HubLora | None = None) -> Pr
         also="assistant_lora base_weights",
         fix=assistant_fix(config, adapter),
     )
+
+
+def version_notes(config: Any, base: str, titles: tuple[str, str], adapter: HubLora) -> Iterator[Problem]:
+    """Warn of a version that no file reveals, and of training Turbo without its training adapter.
+
+    `base` is the version to train on, `titles` are its name beside Turbo's and by itself.
+    """
+    if not config.model.model_version:
+        yield unset_version(base, titles[0])
+    elif not is_turbo(config):
+        yield from idle_assistant(config, titles[1])
+    elif lacks_assistant(config):
+        yield turbo_forgets(config, titles[0], adapter)

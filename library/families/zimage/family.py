@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder, turbo
-from library.families.shared.assistants import idle_assistant, lacks_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.zimage import keys
@@ -70,13 +69,7 @@ class ZImageFamily(OneEncoderFamily):
         return usual | ({"sample_steps": 9, "scale": 0.0} if self.is_turbo else {})
 
     def notes(self) -> Iterator[Problem]:
-        """Warn of a version that no file reveals, and of training Turbo."""
-        if not self.config.model.model_version:
-            yield turbo.unset_version("base", "base")
-        elif not self.is_turbo:
-            yield from idle_assistant(self.config, "Z-Image")
-        elif lacks_assistant(self.config):
-            yield turbo.turbo_forgets(self.config, "base", FACTS.assistant_loras[0])
+        return turbo.version_notes(self.config, "base", ("base", "Z-Image"), FACTS.assistant_loras[0])
 
     def export(self, components: ModelComponents) -> dict[str, Tensor]:
         return keys.zimage_to_single(super().export(components))

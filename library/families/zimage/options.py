@@ -10,7 +10,7 @@ from library import families
 from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, regexes
+from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {
@@ -120,10 +120,7 @@ class ZImageTrain(ZImageRun, sections.TransformerTrain):
 class ZImageArgs(BlockArgs):
     """`networks.lora_zimage`."""
 
-    presets: ClassVar[tuple[LayerPreset, ...]] = (
-        LayerPreset("Attention and MLP", "Attention and MLP of every block learn; the usual choice.", {}),
-        LayerPreset("Attention only", "Attention of every block: a smaller file.", {"network_reg_dims": "_feed_=0"}),
-    )
+    presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers("_feed_=0")
     train_refiners: bool = opt(
         False,
         "adapters on the blocks that see the image or the text alone, before they meet",
@@ -143,6 +140,6 @@ class ZImageArgs(BlockArgs):
         if layer_rank is None:
             usual = self.train_modulation or "_modulation." not in layer.path
             usual = usual and (self.train_refiners or "_refiner." not in layer.path)
-            included = any(re.fullmatch(regex, layer.path) for regex in regexes(self.include_patterns))
+            included = self.is_included(layer.path)
             layer_rank = rank if usual or included else 0
         return (layer_rank, alpha) if layer_rank else NO_ADAPTER

@@ -1,6 +1,5 @@
 """Sample images of Z-Image: Euler steps along the straight path, from seeded noise to an image."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,18 +36,15 @@ class ZImageSampler(FlowSampler):
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise; float32 [N, 16, h, w]. Prompts and negative prompts are one padded batch."""
         model = self.denoiser
-        device = model.x_pad_token.device
         height, width = self.grid(requests[0])
         noise = seeded_noise(requests, model.sizes.in_channels // 4, 2 * height, 2 * width)
-        tokens = pack_channels_last(noise).to(device)
+        tokens = pack_channels_last(noise).to(model.x_pad_token.device)
 
         def velocity(text: Mapping[str, Tensor], tokens: Tensor, times: Tensor) -> Tensor:
             return -model(tokens, (height, width), text["llm_embed"], text["llm_mask"], times).float()
 
-        velocities = [functools.partial(velocity, text) for text in self.in_batches(self.text(requests, device))]
-        tokens = self.integrate(tokens, self.sigmas(requests[0], height * width), requests, velocities)
         scale, shift = autoencoder.FLUX
-        return unpack_channels_last(tokens, height, width) / scale + shift
+        return unpack_channels_last(self.denoise(tokens, requests, velocity), height, width) / scale + shift
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
         line = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)

@@ -77,7 +77,12 @@ def _settings_facts(config: RunConfig, world: World) -> JsonObject:
         n for section in DECIDING_SECTIONS for n in getattr(getattr(config, section, None), "__dataclass_fields__", ())
     }
     return {
-        "machine": [cache.key(world.device), torch.get_num_threads(), world.ranks, attention.offered(world.device)],
+        "machine": [
+            cache.cache_key(world.device),
+            torch.get_num_threads(),
+            world.ranks,
+            attention.offered(world.device),
+        ],
         "code": [_code(config.family), *map(_installed_version, PACKAGES_IN_A_PASS)],
         "script": config.script,
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},

@@ -260,7 +260,7 @@ def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
 def fingerprint_products(device: torch.device, sizes: Sizes, formats: Iterable[str], how: str) -> str:
     """Return a file name that identifies a measurement: machine, PyTorch, sizes, formats."""
     rows = sorted([*astuple(size), number] for size, number in sizes.items())
-    return f"products-{stored_results.digest([VERSION, cache.key(device), rows, list(formats), how])}"
+    return f"products-{stored_results.digest([VERSION, cache.cache_key(device), rows, list(formats), how])}"
 
 
 def read_format_times(name: str) -> dict[str, float]:
