@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from library.adapter_files import adapters as adapter_files
-from library.adapter_files.names import DOWN, UP
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.names import ALPHA, DOWN, TENSOR_ROLES, UP
 from library.config.problems import ConfigError, Message, Problem
-from library.methods.small_files import read_tensors, read_unchecked, refuse_damaged
+from library.methods.small_files import read_tensors, read_unchecked, refuse_damaged, unused_alphas
 
 log = logging.getLogger(__name__)
 
+PARTS_OF_ADAPTERS = {*TENSOR_ROLES.values()} - {ALPHA}
 FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 
 
@@ -84,6 +86,28 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
             raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
     refuse_damaged(tensors, path, option)
     return tensors
+
+
+def adapters_of(option: str, path: str | Path, family: str) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a file of LoRA or of any kind of LyCORIS by adapter, as `by_name`, without what belongs to
+    none. Raises ConfigError as `plain_file`.
+    """
+    tensors = file_of(path, family, read_unchecked)
+    adapters, others = dict[str, dict[str, Tensor]](), []
+    for name, parts in by_name(tensors).items():
+        change = LayerChange({TENSOR_ROLES.get(part, part): tensor for part, tensor in parts.items()})
+        if not change.parts.keys() & PARTS_OF_ADAPTERS:
+            others.append(name)
+        elif change.missing:
+            raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=change.problem(name)))
+        else:
+            adapters[name] = parts
+    if others and not adapters:
+        template = ": {path} holds {name}, which is neither LoRA nor a kind of LyCORIS"
+        raise ConfigError(Problem(option, template, path=path, name=others[0]))
+    unused = unused_alphas(tensors)
+    refuse_damaged({name: tensor for name, tensor in tensors.items() if name not in unused}, path, option)
+    return adapters
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
