@@ -62,6 +62,8 @@ def steps_or_share(value: Any) -> int | float:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling="100%", value=quoted(value))
         return result or 0
     result = parse_finite(value)
+    if result > 1 and result % 1:
+        raise ConfigError("must be whole steps, or a share of at most 1, got {value}", value=quoted(value))
     is_all = result == 1 and "." in text
     return int(result) if (result >= 1 or not result) and not is_all else result
 

@@ -34,9 +34,10 @@ class AppliedChange:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.stored, self.strength = dict(tensors), 0.0
         self.change = LayerChange({TENSOR_ROLES.get(name, name): tensor for name, tensor in tensors.items()})
-        self._is_plain = self.stored.keys() <= PLAIN_ROLES
+        self.is_plain = self.stored.keys() <= PLAIN_ROLES
         self._scale = 0.0
-        if self._is_plain and LORA[0] in self.stored:
+        is_number = "alpha" not in self.stored or self.stored["alpha"].numel() == 1  # else `fits` is False
+        if self.is_plain and LORA[0] in self.stored and is_number:
             rank = self.stored[LORA[0]].shape[0]
             self._scale = saved_alpha(self.stored, rank) / rank
         self._on_device: dict[str, Tensor] = {}  # filled while the strength is not 0
@@ -55,7 +56,7 @@ class AppliedChange:
         if isinstance(layer, nn.LayerNorm | nn.GroupNorm):
             return self._of_norm(layer, x)
         assert isinstance(layer, nn.Linear | nn.Conv2d)
-        if self._is_plain:
+        if self.is_plain:
             return self._low_rank(layer, x)
         change = self._on(x.device)
         bias = change.bias(self.strength)
@@ -72,7 +73,7 @@ class AppliedChange:
         weight = _like_weight(layer)
         if isinstance(layer, NORMS) != (self.change.kind.title == "norm") or self.change.missing:
             return False
-        return factors_fit(weight, self.stored) if self._is_plain else self.change.fits(tuple(weight.shape))
+        return factors_fit(weight, self.stored) if self.is_plain else self.change.fits(tuple(weight.shape))
 
     def _on(self, device: torch.device) -> LayerChange:
         if self._ready is None:
@@ -124,7 +125,7 @@ class AppliedLoras:
         self.changes_text = False  # whether a file adapts a text encoder
         for part, root in networks(components).items():
             root = getattr(root, "module", root)  # a distributed wrapper would add to the layers' paths
-            for path, name, layer in _adaptable_layers(root, part, family):
+            for path, name, layer in adaptable_layers(root, part, family):
                 for file_name in filter(None, (name, AdapterLocation(part, path).alias)):
                     self._layers[file_name] = part, layer
 
@@ -217,7 +218,7 @@ def own_weight(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Tensor:
     return (weight.float() * scale).to(x.device)
 
 
-def _adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
+def adaptable_layers(root: nn.Module, part: str, family: Family) -> Iterator[tuple[str, str, nn.Module]]:
     """Yield path, file name and module of everything that an adapter may change."""
     for target in targets.find_target_layers(root, part, family.adapter_name, ()):
         yield target.path, target.name, target.layer

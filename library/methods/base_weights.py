@@ -1,22 +1,29 @@
-"""Adapters that are merged into the model before it gets those that are trained (`base_weights`).
+"""Adapters of any kind that are merged into the model before it gets those that are trained (`base_weights`).
 
 Captions are encoded before the denoiser is read, so text encoders are merged as soon as each of them is read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from library.adapter_files.changes import LayerChange
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.families.base import DeferredNetwork, Family, ModelComponents
+from library.families.stored_weights import restore_layer
 from library.methods import lora, lora_files
+from library.methods.applied import AppliedChange, adaptable_layers
+from library.methods.lora import AdapterLocation
+from library.methods.lora_files import Unmatched
 
 OPTION = "base_weights"
+Adapters = dict[str, dict[str, Tensor]]  # tensors by the adapter's name, then by their own
 
 
 def files_with_strengths(config: RunConfig) -> list[tuple[Path, float]]:
@@ -52,24 +59,53 @@ def merge_into_model(components: ModelComponents, family: Family, config: RunCon
         return
     merged_networks = [components.encoders.get(name) for name, source in components.read_again.items() if source.merged]
     merged = {id(layer) for network in merged_networks if network is not None for layer in network.modules()}
-    for path, strength, tensors in _opened(config):
-
-        def merge(layer: Any, parts: Mapping[str, Tensor], strength: float = strength) -> None:
-            if id(layer) not in merged:
-                lora.merge_product(layer, parts, strength)
-
-        unmatched = lora.change_layers(lora.networks(components), family, tensors, merge)
-        lora_files.report_unmatched(OPTION, path, unmatched, len(lora_files.by_name(tensors)))
+    for path, strength, adapters in _opened(config):
+        unmatched = _merge(lora.networks(components), family, adapters, strength, merged)
+        lora_files.report_unmatched(OPTION, path, unmatched, len(adapters))
 
 
 def _read_merged(name: str, source: DeferredNetwork, family: Family, config: RunConfig) -> nn.Module:
     encoder = source.read()
-    for _, strength, tensors in _opened(config):
+    for _, strength, adapters in _opened(config):
         # Files for layers of other sizes are reported once the whole model is read.
-        lora.change_layers({name: encoder}, family, tensors, partial(lora.merge_product, multiplier=strength))
+        _merge({name: encoder}, family, adapters, strength)
     return encoder
 
 
-def _opened(config: RunConfig) -> Iterator[tuple[Path, float, dict[str, Tensor]]]:
+def _opened(config: RunConfig) -> Iterator[tuple[Path, float, Adapters]]:
     for path, strength in files_with_strengths(config):
-        yield path, strength, lora_files.plain_file(OPTION, path, config.family)
+        yield path, strength, lora_files.adapters_of(OPTION, path, config.family)
+
+
+@torch.no_grad()
+def _merge(
+    roots: Mapping[str, nn.Module], family: Family, adapters: Adapters, strength: float, merged: Set[int] = frozenset()
+) -> Unmatched:
+    """Add a file's changes to the layers of these networks that it is for, but for those in `merged` (their ids)."""
+    used, misfits = set[str](), []
+    for part, root in roots.items():
+        for path, own_name, layer in adaptable_layers(root, part, family):
+            name = own_name if own_name in adapters else AdapterLocation(part, path).alias
+            if not (tensors := adapters.get(name)):
+                continue
+            used.add(name)
+            change = AppliedChange(tensors)
+            if not change.fits(layer):
+                misfits.append(name)
+            elif id(layer) in merged:
+                continue
+            elif change.is_plain and isinstance(layer, nn.Linear | nn.Conv2d):
+                lora.merge_product(layer, tensors, strength)
+            else:
+                _add_change(layer, change.change, strength)
+    return Unmatched(unexpected=[name for name in adapters if name not in used], misfits=misfits)
+
+
+def _add_change(layer: Any, change: LayerChange, strength: float) -> None:
+    """Add the change of a kind of LyCORIS, in float32; rounded once to the layer's dtype."""
+    restore_layer(layer, torch.bfloat16)
+    weight, change = layer.weight.float(), change.ready(layer.weight.device)
+    if change.has_weight:
+        layer.weight.copy_(weight + change.delta(weight, strength))
+    if layer.bias is not None and (bias := change.bias(strength)) is not None:
+        layer.bias.copy_(layer.bias.float() + bias)

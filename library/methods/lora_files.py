@@ -9,12 +9,18 @@ from typing import Any
 from torch import Tensor
 
 from library.adapter_files import adapters as adapter_files
-from library.adapter_files.names import DOWN, UP
+from library.adapter_files.changes import LayerChange
+from library.adapter_files.names import ALPHA, DOWN, TENSOR_ROLES, UP
 from library.config.problems import ConfigError, Message, Problem
-from library.methods.small_files import read_tensors, read_unchecked, refuse_damaged
+from library.methods.small_files import read_tensors, read_unchecked, refuse_damaged, unused_alphas
 
 log = logging.getLogger(__name__)
 
+NOT_PLAIN = ": {path} is {kind}, not a plain LoRA: choose a LoRA"
+OF_ANOTHER_MODULE = (
+    ": {path} is {kind}, not a plain LoRA: choose a LoRA, or the network_module that it was trained with"
+)
+PARTS_OF_ADAPTERS = {*TENSOR_ROLES.values()} - {ALPHA}
 FACTORS = {DOWN: "lora_down.weight", UP: "lora_up.weight"}
 
 
@@ -68,22 +74,42 @@ def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:
     tensors = file_of(path, family, read_unchecked)  # values below, as here alphas count as well
     for key in tensors:
         if kind := adapter_files.other_kind(key):
-            raise ConfigError(
-                Problem(
-                    option,
-                    ": {path} is {kind}, not a plain LoRA: choose a LoRA, or the network_module that it was trained "
-                    "with",
-                    path=path,
-                    kind=kind,
-                )
-            )
+            template = OF_ANOTHER_MODULE if option == "network_weights" else NOT_PLAIN
+            raise ConfigError(Problem(option, template, path=path, kind=kind))
     for name, parts in by_name(tensors).items():
-        missing = [ending for ending in FACTORS if FACTORS[ending] not in parts]
-        if len(missing) == 1:
-            why = Message(adapter_files.HALF, name=name, matrix=missing[0])
-            raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
+        _refuse_half(option, path, name, parts)
     refuse_damaged(tensors, path, option)
     return tensors
+
+
+def adapters_of(option: str, path: str | Path, family: str) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a file of LoRA or of any kind of LyCORIS by adapter, as `by_name`, without what belongs to
+    none. Raises ConfigError as `plain_file`.
+    """
+    tensors = file_of(path, family, read_unchecked)
+    adapters, others = dict[str, dict[str, Tensor]](), []
+    for name, parts in by_name(tensors).items():
+        _refuse_half(option, path, name, parts)
+        change = LayerChange({TENSOR_ROLES.get(part, part): tensor for part, tensor in parts.items()})
+        if not change.parts.keys() & PARTS_OF_ADAPTERS:
+            others.append(name)
+        elif change.missing:
+            raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=change.problem(name)))
+        else:
+            adapters[name] = parts
+    if others and not adapters:
+        template = ": {path} holds {name}, which is neither LoRA nor a kind of LyCORIS"
+        raise ConfigError(Problem(option, template, path=path, name=others[0]))
+    unused = unused_alphas(tensors)
+    refuse_damaged({name: tensor for name, tensor in tensors.items() if name not in unused}, path, option)
+    return adapters
+
+
+def _refuse_half(option: str, path: Path | str, name: str, parts: Mapping[str, Tensor]) -> None:
+    missing = [ending for ending in FACTORS if FACTORS[ending] not in parts]
+    if len(missing) == 1:
+        why = Message(adapter_files.HALF, name=name, matrix=missing[0])
+        raise ConfigError(Problem(option, ": {path}: {error}", path=path, error=why))
 
 
 def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

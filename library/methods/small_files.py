@@ -43,15 +43,19 @@ def unused_alphas(names: Collection[str]) -> set[str]:
 
 
 def read_unchecked(path: str | Path, what: str) -> dict[str, Tensor]:
-    """Return the same without a look at the values."""
+    """Return the same without a look at the values. Tensors in 8 bits become float32, as PyTorch hardly computes with
+    them.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError("{path} does not exist", path=path)
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return tensors.get("state_dict", tensors)
+            tensors = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = tensors.get("state_dict", tensors)
+        return {name: _computable(value) for name, value in tensors.items()}
     except Exception as e:  # every reader has its own exceptions for foreign files
         if environment.lacks_memory(e):
             raise
@@ -59,6 +63,11 @@ def read_unchecked(path: str | Path, what: str) -> dict[str, Tensor]:
         # them.
         why = "it holds more than tensors, or is damaged" if path.suffix != ".safetensors" else e
         raise ConfigError("{path} is not {what}: {why}", path=path, what=what, why=why) from e
+
+
+def _computable(value: Any) -> Any:
+    in_8_bits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize == 1
+    return value.float() if in_8_bits else value
 
 
 def tensor_names_of(path: str | Path) -> set[str]:

@@ -46,6 +46,9 @@ def test_a_share_of_all_steps_is_not_one_step():
         assert read("lr_warmup_steps", options_of(LORA)["lr_warmup_steps"].text(value)) == value
     with pytest.raises(ConfigError, match="at most 100%"):
         read("lr_decay_steps", "120%")
+    for written in ("1.5", 1.5):  # one and a half of all steps, or one step
+        with pytest.raises(ConfigError, match="must be whole steps, or a share of at most 1, got"):
+            read("lr_warmup_steps", written)
 
 
 def test_several_sizes_differ_from_a_width_and_a_height():

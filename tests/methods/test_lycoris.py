@@ -260,6 +260,57 @@ def test_rank_and_strength_come_from_the_file(flux_like, flux_config, tmp_path):
         methods.attach_method(fresh, family, flux_config(**same, **silent))
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["algo=lora", "dora_wd=True"],
+        ["algo=loha"],
+        ["algo=lokr", "factor=4"],
+        ["algo=diag-oft"],
+        ["algo=glora"],
+        ["algo=ia3"],
+        ["algo=full"],
+        ["algo=dylora"],
+    ],
+    ids=" ".join,
+)
+def test_base_weights_of_every_kind_are_merged(flux_like, flux_config, tmp_path, args):
+    (family, fresh), path = copy.deepcopy(flux_like), tmp_path / "a.safetensors"
+    plain = fresh.denoiser(*inputs())
+    parts, method = lycoris(flux_like, flux_config, *args, network_train_unet_only=True)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    method.train(False)
+    learned = parts.denoiser(*inputs())
+    save_file(method.state_dict(), path)
+    methods.attach_method(fresh, family, flux_config(base_weights=[str(path)], network_train_unet_only=True))
+    torch.testing.assert_close(fresh.denoiser(*inputs()), learned, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(learned, plain, rtol=1e-2)
+
+
+def test_base_weights_of_no_adapter_are_a_sentence(flux_like, flux_config, tmp_path):
+    family, parts = flux_like
+    save_file({"clip_l": torch.ones(2, 768)}, path := tmp_path / "word.safetensors")
+    with pytest.raises(ConfigError, match="base_weights: .* holds clip_l, which is neither LoRA nor a kind of LyCORIS"):
+        methods.attach_method(parts, family, flux_config(base_weights=[str(path)]))
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e5m2, torch.float8_e4m3fn])
+@pytest.mark.parametrize("algo", ["lora", "loha", "lokr", "dylora", "glora", "full"])
+def test_a_file_in_8_bits_is_read_with_all_its_numbers(flux_like, flux_config, tmp_path, algo, stored):
+    fresh = copy.deepcopy(flux_like)
+    _, method = lycoris(flux_like, flux_config, f"algo={algo}", network_alpha=2)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    tensors = {name: tensor.to(stored) for name, tensor in method.state_dict().items()}
+    save_file(tensors, tmp_path / "a.safetensors")
+    _, again = lycoris(fresh, flux_config, f"algo={algo}", network_weights=str(tmp_path / "a.safetensors"))
+    for name, tensor in again.state_dict().items():  # full is the difference of two sums
+        torch.testing.assert_close(tensor.float(), tensors[name].float(), rtol=0, atol=1e-6)
+
+
 def test_weights_are_in_the_order_that_the_package_expects(flux_like, flux_config):
     """Models whose convolutions are faster channels last change that of what is inside them, too."""
     parts, method = lycoris(flux_like, flux_config, "algo=glora")

@@ -216,3 +216,12 @@ def test_patterns_choose_layers_by_their_paths_as_in_musubi_tuner(flux_config):
     for value in ("['(']", "mlp", "[1]"):
         (problem,) = wrong(flux_config(network_args=[f"exclude_patterns={value}"]))
         assert "must be a list of regexes like ['.*attn.*']" in str(problem)
+
+
+@pytest.mark.parametrize("arguments", [["conv_dim=3"], [f"conv_block_dims={','.join(['3'] * 23)}"]])
+def test_the_alpha_of_convolutions_is_a_float_in_files_as_in_sd_scripts(sdxl_config, arguments):
+    args = network_args.read_network_args(sdxl_config(network_args=arguments))
+    name = "lora_unet_input_blocks_1_0_in_layers_2"
+    layer = SimpleNamespace(part="denoiser", name=name, inside="ResnetBlock2D", is_large_conv=True)
+    rank, alpha = args.rank_of(layer, 4, 1)
+    assert (rank, alpha, type(alpha)) == (3, 1, float)

@@ -96,6 +96,7 @@ def test_what_cannot_be_an_assistant_is_named_before_the_training(demo, squares,
             found = error.problems
         about = [str(problem) for problem in found if problem.option == "assistant_lora"]
         assert len(about) == bool(words) and all(words in text for text in about), (value, about)
+        assert not any("network_module" in text for text in about)  # no module is for an assistant
     with pytest.raises(ConfigError, match="assistant_lora cannot be used here: it works only beside a LoRA"):
         config_of(demo, "zimage_train", assistant_lora=fitting)
 

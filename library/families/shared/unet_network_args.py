@@ -138,7 +138,7 @@ class UnetArgs(NetworkArgs):
         ranks, alphas = self.block_dims, self.block_alphas
         if layer.is_large_conv:
             ranks, alphas, rank = self.conv_block_dims, self.conv_block_alphas, self.conv_dim or 0
-            alpha = 1 if self.conv_alpha is None else self.conv_alpha
+            alpha = 1.0 if self.conv_alpha is None else self.conv_alpha  # float32 in files, as in sd-scripts'
         if layer.part != "denoiser":
             return rank, alpha
         block = self.block_of(layer.name)
