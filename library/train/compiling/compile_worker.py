@@ -33,6 +33,7 @@ from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.methods.base import TrainingMethod
+from library.train.compiling.compile_process import LACKS_MEMORY
 
 NICER = 10  # niceness: the training has priority
 
@@ -148,6 +149,7 @@ if __name__ == "__main__":
     try:
         code = main()
     except Exception as error:
+        code = LACKS_MEMORY if isinstance(error, torch.OutOfMemoryError) else code
         traceback.print_exc()
         print(f"{type(error).__name__}: {blocks.compile_error_cause(error)}", flush=True)
     os._exit(code)  # sys.exit could not close the input, which the other thread reads
