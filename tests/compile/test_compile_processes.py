@@ -1,5 +1,6 @@
 """Processes that compile graphs: full pipes, ends at any moment, and what becomes of the calls that they had taken."""
 
+import os
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,15 @@ def test_what_a_process_had_no_memory_for_is_compiled_by_another_one(before, com
     processes._processes[1].start(job(3), processes.waiting, processes.ready)
     assert processes.wait(60) and sorted(processes.ready) == compiled
     processes.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "getpgrp"), reason="Windows has groups of its own")
+def test_ctrl_c_in_a_terminal_does_not_reach_it(program):
+    program("says_its_group", "import os; raise SystemExit(f'group {os.getpgrp()}')")
+    process = CompileProcess()
+    process.start(job(0), deque(), [])
+    assert process.wait(60) and process.failure.startswith("group ")
+    assert process.failure != f"group {os.getpgrp()} (code 1)"
 
 
 def test_the_process_that_goes_on_is_one_that_takes_further_calls():

@@ -80,7 +80,11 @@ class CompileProcess:
             encoding="utf-8",
             errors="replace",
             env=environment,
-            creationflags=0 if waited_for else getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
+            # Ctrl+C is for the training, which may take another step and save: blocks would stay eager then, and in all
+            # runs that continue this one.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+            | (0 if waited_for else getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)),
         )
 
     def prepare(self, settings: JsonObject) -> None:
