@@ -70,9 +70,11 @@ def main() -> int:
     device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.empty(1, device=device)  # makes the context now
     model = build_model(settings)
     job = json.loads(sys.stdin.readline())
+    # Not before: the training has stopped the processes for which its GPU lacks the memory, and until then it may need
+    # all of it, to encode the images.
+    make_context(device)
     if job["settings"] != settings:  # the training has chosen others since
         model = build_model(job["settings"])
     wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -87,6 +89,12 @@ def main() -> int:
                 torch.cuda.empty_cache()
             print(json.dumps({"compiled": call.path, "seconds": time.perf_counter() - began}), flush=True)
     return 0
+
+
+def make_context(device: torch.device) -> None:
+    """Make the CUDA context, which takes hundreds of MiB of a GPU, ahead of the first block."""
+    if device.type == "cuda":
+        torch.empty(1, device=device)
 
 
 def build_model(settings: JsonObject) -> MetaModel:
