@@ -117,6 +117,16 @@ def names_of(kinds, **values):
     return fingerprint.fingerprint_settings(config, world, kinds)
 
 
+def test_blocks_that_families_share_are_part_of_the_code(monkeypatch, tmp_path):
+    monkeypatch.setattr(fingerprint, "PROJECT_ROOT", tmp_path)
+    (tmp_path / "families/shared").mkdir(parents=True)
+    names = []
+    for text in ("x = 1", "x = 2"):
+        (tmp_path / "families/shared/unet.py").write_text(text, encoding="utf-8")
+        names.append(names_of([(1, 128, 128)]))
+    assert names[0] != names[1]
+
+
 def test_a_full_cache_for_one_size_is_none_for_another(monkeypatch):
     monkeypatch.setattr(fingerprint, "_code", lambda family: "")
     squares, smaller, other = [(1, 128, 128)], [(1, 96, 96)], [(2, 96, 96)]

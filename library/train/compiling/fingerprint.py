@@ -21,6 +21,7 @@ from library.train.step.loss import LossFunction
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 CODE = (
     "compiler/*.py",
+    "families/shared/*.py",
     "memory/**/*.py",
     "methods/*.py",
     "train/compiling/autotune.py",
