@@ -100,18 +100,52 @@ function card(job, open) {
  */
 const isAbove = (where) => where.matches(".sampling *");
 
+/** @type {WeakMap<HTMLElement, string>} */
+const shownJobs = new WeakMap(); // what a card shows
+
+/**
+ * The cards of processes. Of what shows the same as before it is the same element, which keeps focus and folds.
+ * @param {HTMLElement} where
+ * @param {Job[]} jobs
+ */
+function cardsOf(where, jobs) {
+  const before = new Map(all(where, "[data-job]").map((element) => [element.dataset.job, element]));
+  return jobs.map((job, at) => {
+    const open = at === 0 && !(isAbove(where) && job.state === "finished");
+    const known = before.get(job.id), shown = JSON.stringify([job, open]);
+    if (known && shownJobs.get(known) === shown) return known;
+    const element = card(job, open), fold = element.querySelector("details");
+    shownJobs.set(element, shown);
+    if (fold && known?.dataset.state === job.state) fold.open = known.querySelector("details[open]") !== null;
+    return element;
+  });
+}
+
+/**
+ * Give a place these children, and leave those in place that it has.
+ * @param {HTMLElement} where
+ * @param {HTMLElement[]} children
+ */
+function fill(where, children) {
+  for (const element of [...where.children]) if (!children.some((child) => child === element)) element.remove();
+  children.forEach((child, at) => {
+    if (where.children[at] !== child) where.insertBefore(child, where.children[at] ?? null);
+  });
+}
+
 /**
  * Show the cards of processes; above pictures, those that have ended before the newest one in a fold.
  * @param {HTMLElement} where
  * @param {Job[]} jobs
- * @param {HTMLElement[]} cards
  */
-function show(where, jobs, cards) {
+function show(where, jobs) {
+  const cards = cardsOf(where, jobs);
   const isEarlier = (/** @type {number} */ at) => isAbove(where) && at > 0 && !busy(jobs[at]);
   const earlier = cards.filter((_, at) => isEarlier(at)), newest = cards.filter((_, at) => !isEarlier(at));
-  const open = where.querySelector(":scope > .earlier[open]") !== null;
-  const fold = make("details", { className: "earlier", open }, make("summary", {}, "Earlier"), ...earlier);
-  where.replaceChildren(...newest, ...(earlier.length ? [fold] : []));
+  const fold = /** @type {HTMLElement | null} */ (where.querySelector(":scope > .earlier")) ??
+    make("details", { className: "earlier" }, make("summary", {}, "Earlier"));
+  fill(fold, [find(fold, "summary"), ...earlier]);
+  fill(where, [...newest, ...(earlier.length ? [fold] : [])]);
 }
 
 /**
@@ -139,15 +173,7 @@ export function watcher(where, command, ended, changed = () => {}) {
         continue;
       }
       if (ownTurn !== turn) return;
-      const opened = all(where, "[data-job] details[open]");
-      const open = new Set(opened.map((fold) => around(fold, "[data-job]").dataset.job));
-      const shownBefore = new Set(all(where, "[data-job]").map(({ dataset }) => `${dataset.job}${dataset.state}`));
-      show(where, jobs, jobs.map((job, at) => {
-        const element = card(job, at === 0 && !(isAbove(where) && job.state === "finished"));
-        const fold = element.querySelector("details");
-        if (fold && shownBefore.has(job.id + job.state)) fold.open = open.has(job.id);
-        return element;
-      }));
+      show(where, jobs);
       for (const job of jobs) {
         if (busy(job)) {
           working.add(job.id);

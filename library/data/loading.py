@@ -306,6 +306,11 @@ def latent_area(kind: Kind) -> int:
     return kind[0] * sum(height * width for height, width in zip(kind[1::2], kind[2::2], strict=True))
 
 
+def kinds_of(images: "ImageSet") -> set[Kind]:
+    """Return the kinds of all batches of these images."""
+    return {(images.datasets[key[0]].batch_size, *_latent_sides(key)) for key in images.buckets()}
+
+
 def _latent_sides(key: tuple[Any, ...]) -> tuple[int, ...]:
     sizes = (key[1], *(key[2] if len(key) > 2 else ()))
     return tuple(side // LATENT for width, height in sizes for side in (height, width))

@@ -17,6 +17,9 @@ LEAST_LETTERS = 4  # of a word: shorter ones are like too many others
 LEAST_LIKENESS = 0.75  # of difflib: "zrob" is 0.75 like "zorb"
 MAX_TAGS = 3  # of a folder that are its most frequent ones; more are no names
 LEAST_IMAGES = 2  # with the same tag
+MAX_WORDS = 8  # of a file, as each is compared with every word of the prompts
+MAX_LENGTH = 4  # words of a tag; a longer one is a sentence about an image
+DIGITS = "0123456789"  # count something in tags: 1girl
 
 
 def misspelt(files: Iterable[Path], prompts: Iterable[Prompt]) -> Iterator[Message]:
@@ -27,7 +30,7 @@ def misspelt(files: Iterable[Path], prompts: Iterable[Prompt]) -> Iterator[Messa
         text = prompt.prompt.casefold()
         written = [word for word in dict.fromkeys(_long_words(text)) if word not in words]
         for word in words:
-            if word not in text:
+            if word.strip(DIGITS) not in text:
                 close = difflib.get_close_matches(word, written, n=1, cutoff=LEAST_LIKENESS)
                 found.update({(one, word): None for one in close})
     for one, word in found:
@@ -46,7 +49,7 @@ def words_of(path: Path) -> list[str]:
     except ConfigError:
         return []  # which is reported elsewhere
     phrase = str(metadata.get(PHRASE) or "")
-    return list(dict.fromkeys(_long_words(phrase or " ".join(_common_tags(metadata)))))
+    return list(dict.fromkeys(_long_words(phrase or " ".join(_common_tags(metadata)))))[:MAX_WORDS]
 
 
 def _common_tags(metadata: JsonMapping) -> Iterator[str]:
@@ -58,7 +61,7 @@ def _common_tags(metadata: JsonMapping) -> Iterator[str]:
         most = max(counts.values(), default=0)
         common = [tag for tag, n in counts.items() if n == most]
         if most >= LEAST_IMAGES and len(common) <= MAX_TAGS:
-            yield from common
+            yield from (tag for tag in common if len(tag.split()) <= MAX_LENGTH)
 
 
 def _long_words(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from library.config.run_config import RunConfig
 from library.data import encoding, held_out, text_encoding
 from library.data.batch import Batch
 from library.data.images import ImageSet
-from library.data.loading import Batches
+from library.data.loading import Batches, kinds_of
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents
 from library.families.shared import file_identity
@@ -74,7 +74,7 @@ def run_training(
         family = families.family_for(config)
         # The data set. It is encoded once; networks needed only for that are freed.
         images = read_images(config, journal)
-        parallel.begin(config)
+        parallel.begin(config, kinds_of(images))
         components = open_training_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
         read_networks(components, family, config, samples.wanted)

@@ -178,5 +178,5 @@ def test_the_processes_that_were_started_before_one_could_not_be_are_used_and_st
     monkeypatch.setattr(parallel_compile, "most_processes", lambda graphs: 4)
     config = build_config(families.config_class("sdxl_train_network"), GIVEN, notes=[])
     with ParallelCompiler(GPU, SimpleNamespace()) as compiler:
-        compiler.begin(config)
+        compiler.begin(config, [(1, 8, 8)])
     assert stopped[:4] == [1, 1, 2, 2]

@@ -102,6 +102,28 @@ def test_prompts_are_there_again_with_their_model_when_the_page_is(tab):
     expect("", "")
 
 
+def test_what_is_pressed_among_ended_jobs_stays_while_another_one_reports(tab):
+    """Each report made all cards anew: a click between two was lost, and so was the focus."""
+    job = {"state": "finished", "title": "Generate", "about": "", "when": "", "text": "", "log": "/grid.png"}
+    job |= {"problems": [], "warnings": [], "error": "", "done": 0, "total": 9, "bytes": False}
+    jobs = [job | {"id": f"job-{n}"} for n in range(3)]
+    jobs[0]["state"] = "running"
+    answers = {"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "command_list": {"jobs": jobs}}
+    page = tab(answers)
+    cards = page.locator(".sampling .jobs").first
+    earlier = cards.get_by_text("Earlier", exact=True)
+    earlier.click()
+    earlier.focus()
+    output = cards.locator(".job").nth(2).locator("details")
+    output.locator("summary").click()
+    earlier.focus()
+    for done in (1, 2):
+        jobs[0]["done"] = done
+        cards.locator(".quiet").get_by_text(f"{done} / 9").wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "Earlier"
+        assert output.get_attribute("open") is not None
+
+
 def test_jobs_that_have_ended_do_not_push_their_pictures_down(tab):
     job = {"state": "finished", "title": "Generate", "about": "", "when": "", "text": "", "log": "/grid.png"}
     job |= {"problems": [], "warnings": [], "error": "", "done": 0, "total": 2, "bytes": False}

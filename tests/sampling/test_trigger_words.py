@@ -51,6 +51,21 @@ def test_a_trigger_phrase_counts_before_the_captions(tmp_path):
     assert not [*trigger_words.misspelt([chinese], [Prompt("一只蓝色娃娃在海边")])]
 
 
+def test_tags_that_count_and_captions_that_are_sentences_name_nothing(tmp_path):
+    tags = {"2_girls": {"1girl": 8, "a photo of a woman standing": 8}}
+    file = file_with(tmp_path / "a.safetensors", ss_tag_frequency=json.dumps(tags))
+    assert not [*trigger_words.misspelt([file], [Prompt("a girl stands beside two women")])]
+
+
+def test_a_file_of_thousands_of_words_gives_a_few(tmp_path):
+    """Comparing all of them with every prompt took minutes."""
+    many = [f"word{number:05}" for number in range(5000)]
+    phrase = file_with(tmp_path / "a.safetensors", **{"modelspec.trigger_phrase": " ".join(many)})
+    tags = json.dumps({word: {word: 3} for word in many})
+    for file in (phrase, file_with(tmp_path / "b.safetensors", ss_tag_frequency=tags)):
+        assert trigger_words.words_of(file) == many[: trigger_words.MAX_WORDS]
+
+
 @pytest.mark.parametrize(
     "tags", ["", "{", "[1]", "{}", '{"a": 3}', '{"a": {"zorb": "4"}}', '{"a": {"zorb": 1, "gnarl": 1}}', "[" * 9999]
 )

@@ -45,6 +45,7 @@ class BackgroundCompiler:
         self._plan, self._clock, self._choices = plan, clock, choices
         self._calls: list[BlockCall] = []
         self._step_seconds, self._sizes = 0.0, 1
+        self._kinds: list[Kind] = []  # of all batches
         self._name = ""  # of the settings, see `cache.is_warm`
         self._graphs: BackgroundGraphs | None = None  # that are compiled beside the steps
         self._begun = 0  # steps done when the run began
@@ -115,7 +116,7 @@ class BackgroundCompiler:
         """
         if self._forced or self._config.compile.dynamic is False:  # graphs of single sizes may be missing
             return False
-        self._name = fingerprint_settings(self._config, self._world)
+        self._name = fingerprint_settings(self._config, self._world, self._kinds)
         return cache.is_warm(self._name)
 
     def _stays_eager_as_before(self) -> bool:
@@ -221,7 +222,7 @@ class BackgroundCompiler:
         The graphs of the most frequent size come first: graphs that serve all sizes are tuned for it.
         """
         kinds = passes.batches.kinds()
-        self._sizes = len(kinds)
+        self._kinds, self._sizes = [*kinds], len(kinds)
         wanted = [kind for kind, _ in kinds.most_common()]
         if self._config.compile.dynamic is not False:
             wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]

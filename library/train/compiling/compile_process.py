@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ from library.train.compiling.process_room import usable_cores
 WORKER = "library.train.compiling.compile_worker"
 KILLED = "its process was killed (signal {number}), as systems do where memory (RAM) is short"
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+LACKS_MEMORY = 3  # exit code of a process that had too little memory of the GPU
+# Ends of processes after which another one, which then has more memory, may compile what they could not.
+FOR_LACK_OF_MEMORY = (LACKS_MEMORY, -getattr(signal, "SIGKILL", 0))
 
 
 def compile_settings(config: RunConfig, device: torch.device) -> JsonObject:
@@ -76,7 +80,11 @@ class CompileProcess:
             encoding="utf-8",
             errors="replace",
             env=environment,
-            creationflags=0 if waited_for else getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
+            # Ctrl+C is for the training, which may take another step and save: blocks would stay eager then, and in all
+            # runs that continue this one.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+            | (0 if waited_for else getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)),
         )
 
     def prepare(self, settings: JsonObject) -> None:
@@ -99,13 +107,12 @@ class CompileProcess:
     def _follow(self, job: str) -> None:
         process, last = self._process, ""
         assert process.stdout
-        if self._preparing:
-            self._preparing.join()
+        # Meanwhile read what it says: it reads nothing as long as the pipe of its words is full.
+        sending = threading.Thread(target=self._send_job, args=(job,), daemon=True)
+        sending.start()
         try:
-            self._send(job)
-            self._send_next()
             for line in process.stdout:
-                if line.startswith('{"compiled"'):
+                if '{"compiled"' in line:  # behind what others have written without an end of the line
                     self._ready += self.unfinished
                     self._send_next()
                 else:
@@ -115,6 +122,16 @@ class CompileProcess:
         if code := process.wait():
             by_itself = f"{last[:200] or 'its process ended without a word'} (code {code})"
             self.failure = KILLED.format(number=-code) if code < 0 else by_itself
+        sending.join()
+        if code in FOR_LACK_OF_MEMORY:
+            self._waiting.extend(self.unfinished)
+            self.unfinished = []
+
+    def _send_job(self, job: str) -> None:
+        if self._preparing:
+            self._preparing.join()
+        self._send(job)
+        self._send_next()
 
     def _send_next(self) -> None:
         """Send the number of the next call, or an empty line if there is none."""
@@ -178,13 +195,16 @@ class CompileProcesses:
     def keep(self, number: int) -> None:
         """Stop all processes but as many."""
         for process in self._processes[number:]:
+            process.kill()
+        for process in self._processes[number:]:
             process.stop()
             self.waiting.extendleft(process.unfinished)
         del self._processes[number:]
 
     def keep_one(self) -> bool:
         """Stop all running processes but one, which gets the calls of the others; return whether any was stopped."""
-        self._processes.sort(key=lambda process: not process.running)
+        # One without a call was told to end, and takes no further one.
+        self._processes.sort(key=lambda process: (not process.running, not process.unfinished))
         stops = len(self._processes) > 1 and self._processes[1].running
         if stops:
             self.keep(1)

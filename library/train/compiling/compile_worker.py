@@ -33,6 +33,7 @@ from library.families.shared import weights
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from library.methods.base import TrainingMethod
+from library.train.compiling.compile_process import LACKS_MEMORY
 
 NICER = 10  # niceness: the training has priority
 
@@ -69,9 +70,11 @@ def main() -> int:
     device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.empty(1, device=device)  # makes the context now
     model = build_model(settings)
     job = json.loads(sys.stdin.readline())
+    # Not before: the training has stopped the processes for which its GPU lacks the memory, and until then it may need
+    # all of it, to encode the images.
+    make_context(device)
     if job["settings"] != settings:  # the training has chosen others since
         model = build_model(job["settings"])
     wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -86,6 +89,12 @@ def main() -> int:
                 torch.cuda.empty_cache()
             print(json.dumps({"compiled": call.path, "seconds": time.perf_counter() - began}), flush=True)
     return 0
+
+
+def make_context(device: torch.device) -> None:
+    """Make the CUDA context, which takes hundreds of MiB of a GPU, ahead of the first block."""
+    if device.type == "cuda":
+        torch.empty(1, device=device)
 
 
 def build_model(settings: JsonObject) -> MetaModel:
@@ -148,6 +157,7 @@ if __name__ == "__main__":
     try:
         code = main()
     except Exception as error:
+        code = LACKS_MEMORY if isinstance(error, torch.OutOfMemoryError) else code
         traceback.print_exc()
         print(f"{type(error).__name__}: {blocks.compile_error_cause(error)}", flush=True)
     os._exit(code)  # sys.exit could not close the input, which the other thread reads

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib.metadata
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from library.compiler import cache
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
 from library.config.schema import option_values
+from library.data.loading import Kind
 from library.distributed.world import World
 from library.measuring import stored_results
 from library.memory import attention
@@ -19,6 +21,7 @@ from library.train.step.loss import LossFunction
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 CODE = (
     "compiler/*.py",
+    "families/shared/*.py",
     "memory/**/*.py",
     "methods/*.py",
     "train/compiling/autotune.py",
@@ -56,9 +59,13 @@ NO_MATTER = (
 )
 
 
-def fingerprint_settings(config: RunConfig, world: World) -> str:
-    """Identify what is known of a training's graphs before its model and its data are read."""
-    return stored_results.digest(_settings_facts(config, world) | {"batch": config.data.train_batch_size})
+def fingerprint_settings(config: RunConfig, world: World, kinds: Collection[Kind]) -> str:
+    """Identify what is known of a training's graphs before its model is read. `kinds`: of its batches."""
+    dynamic, sides = config.compile.dynamic, {kind[1:] for kind in kinds}
+    # Graphs of one size serve no other; those of several sizes serve all, but no other number of images.
+    is_single = dynamic is False or (dynamic is None and len(sides) == 1)
+    batches = sorted(map(list, kinds)) if is_single else sorted({kind[0] for kind in kinds})
+    return stored_results.digest(_settings_facts(config, world) | {"batches": batches})
 
 
 def training_facts(config: RunConfig, world: World, known: LossFunction) -> JsonObject:

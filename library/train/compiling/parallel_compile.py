@@ -6,7 +6,7 @@ list, the training among them, which loads what the others have compiled from th
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -51,14 +51,16 @@ class ParallelCompiler:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def begin(self, config: RunConfig) -> None:
-        """Start the processes if the cache lacks the graphs that this config compiles before its first step."""
+    def begin(self, config: RunConfig, kinds: Collection[Kind]) -> None:
+        """Start the processes if the cache lacks the graphs that this config compiles before its first step, for
+        batches of these kinds.
+        """
         if not config.compile.compile:
             return
         if why := self.why_not(config):
             logger.debug("One process compiles all graphs: %s", why)
             return
-        self._name = fingerprint_settings(config, self._world)
+        self._name = fingerprint_settings(config, self._world, kinds)
         if cache.is_warm(self._name):
             return
         try:
