@@ -109,7 +109,7 @@ def test_the_module_decides_whatever_other_keys_say():
     )
     assert imported.config.script == "flux_train_network"
     for module in ("networks.lokr", "lycoris.kohya"):
-        with pytest.raises(ConfigError, match="does not say for which"):
+        with pytest.raises(ConfigError, match="does not say which"):
             importers.import_content({"dit": "d", "network_module": module, "text_encoder": "t"}, CONFIGS)
 
 

@@ -142,8 +142,8 @@ def test_memory_load_temperature_and_power_of_gpus_are_curves(tmp_path):
     assert "0.0,125.0 300.0,75.0 600.0,37.5" in svg  # shares of 24 GB, in a chart 150 units high
     assert charts.gpu_charts([]) == charts.gpu_charts([gpu(0, 4.0)]) == ""
     full = [gpu(0, 23.9, spilled=1.5), step(1)]
-    assert "1.5 GiB of this training are in the computer" in shown(tmp_path, full)
-    assert "computer&#x27;s memory" not in shown(tmp_path, [*full, gpu(10, 20.0)])
+    assert "1.5 GiB of this training are in CPU memory" in shown(tmp_path, full)
+    assert "are in CPU memory" not in shown(tmp_path, [*full, gpu(10, 20.0)])
 
 
 def test_a_file_that_does_not_load_stands_out(tmp_path):

@@ -103,7 +103,7 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"strengths": "nan"}, "from -10 to 10"),
         ({"model": "tab:none"}, "no such tab"),
         ({"model": "run:../../x"}, "no longer exists"),
-        ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "no family"),
+        ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "is not a model family"),
         ({"form": json.dumps({"family": NAME, "values": {}, "launch": {}})}, "names no base model"),
         (
             {

@@ -73,7 +73,7 @@ class FluxModel(sections.Model):
     )
     t5xxl_train_length: Literal["max", "256", "longest"] = opt(
         "max",
-        "T5 tokens read in a step: all, 256, or as many as the longest caption has. Fewer are faster.",
+        "T5 tokens read in a step: all, 256, or as many as the longest caption. Fewer are faster.",
         label="T5 length in training",
         words={"max": "All tokens", "256": "256 tokens", "longest": "As the longest caption"},
         advanced=True,
