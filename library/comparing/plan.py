@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from library import families
@@ -202,7 +202,3 @@ def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
         return prompt_files.read_prompts(prompt_file)
     samples = reader.progress(run.folder).update().events.get("sample", ())
     return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in samples) if text]
-
-
-def with_seed(prompts: Sequence[Prompt], seed: int = SEED) -> list[Prompt]:
-    return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]

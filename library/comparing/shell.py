@@ -68,7 +68,10 @@ def build_compare_parser() -> argparse.ArgumentParser:
         help="a prompt file; else the prompts of the run's samples, or captions of its data set",
     )
     arguments.add_argument(
-        "--seed", type=int, default=plan.SEED, help="for prompts that have none (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=plan.SEED,
+        help="for prompts that have none; -1: a random one (default: %(default)s)",
     )
     arguments.add_argument(
         "--into", type=Path, default=default_folder(), metavar="FOLDER", help="where encoders are kept"

@@ -14,7 +14,7 @@ from library.files import clear_errors
 from library.jobs.work import JobRecord, progress_line
 from library.runs import reader
 from library.sampling import generate
-from library.sampling.plan import check_image_count
+from library.sampling.plan import check_image_count, with_one_seed
 from library.sampling.prompts import Prompt
 from library.train.saving import base_files
 
@@ -35,7 +35,7 @@ def compare_files(
         files, damaged = compute.readable_files(files, config)
         images, unread = compute.survey_run_images(config, report)
         prompts = requested_prompts or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
-        prompts = plan.with_seed(prompts, arguments.seed)
+        prompts = with_one_seed(prompts, arguments.seed)
         check_image_count(len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))

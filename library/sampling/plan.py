@@ -16,7 +16,7 @@ from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
 from library.config.values import did_you_mean
 from library.files import names_apart
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import RANDOM_SEED, Prompt
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
@@ -107,9 +107,11 @@ def with_merged(column: Column, merged: Weighted) -> Column:
     return replace(column, loras=(*merged, *column.loras))
 
 
-def with_one_seed(prompts: Sequence[Prompt]) -> list[Prompt]:
+def with_one_seed(prompts: Sequence[Prompt], seed: int | None = None) -> list[Prompt]:
+    """Give this seed to all prompts that have none; None or -1 draw one."""
     # With one seed, columns differ by their files alone.
-    seed = secrets.randbelow(2**32)
+    if seed in (None, RANDOM_SEED):
+        seed = secrets.randbelow(2**32)
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 
 

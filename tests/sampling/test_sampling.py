@@ -218,6 +218,9 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
         plan.check_image_count(50, [CAT] * 5)
     first, second = plan.with_one_seed([Prompt("a"), Prompt("b")])
     assert first.seed == second.seed is not None and plan.with_one_seed([CAT]) == [CAT]
+    assert {prompt.seed for prompt in plan.with_one_seed([Prompt("a"), CAT], 7)} == {7, CAT.seed}
+    (drawn,) = plan.with_one_seed([Prompt("a")], -1)  # `kohya compare --seed -1`
+    assert drawn.seed not in (None, -1)
 
 
 def test_columns_of_files_of_one_name_are_told_apart_by_their_folders():
