@@ -24,7 +24,7 @@ from library.compiler.payoff import SAVED_SHARE, SAVED_SHARE_8_BIT, Payoff
 from library.compiler.plan import CompilePlan, PlanEvent, PlanState
 from library.compiler.subclass import keep_class_name
 from library.compiler.torch_settings import THREAD_SETTINGS, stance
-from library.config.problems import ConfigError, MessageLike
+from library.config.problems import ConfigError, MessageLike, counted
 from library.config.run_config import RunConfig
 from library.families.base import Family, SampleRequest
 from library.families.shared.sampler import Sampler
@@ -260,7 +260,8 @@ class PictureEngine:
         if self.plan.state is PlanState.COMPILING and self.plan.log.events:
             self.plan.on(PlanEvent.PROVE)
             total = self.plan.log.summary()
-            logger.info("Compiled %d graphs for images in %.1f s", total["num_graphs"], total["seconds"])
+            graphs = counted(total["num_graphs"], "graph")
+            logger.info("Compiled %s for images in %.1f s", graphs, total["seconds"])
 
     # ---- the way that passes run
 

@@ -245,7 +245,7 @@ def test_buttons_say_how_many_more_they_show(visit, tmp_path):
     hidden = settings.locator("tbody tr[hidden]").count()
     settings.get_by_role("button", name=f"Show {hidden} more setting", exact=hidden == 1).click()
     assert settings.locator("tbody tr[hidden]").count() == 0
-    page.get_by_role("button", name="Show 3 more pictures", exact=True).click()
+    page.get_by_role("button", name="Show 3 more images", exact=True).click()
     page.locator(".run-samples thead th").nth(26).wait_for()
 
 

@@ -190,7 +190,7 @@ def test_previews_change_neither_losses_nor_graphs_of_a_training(demo, squares, 
         assert compiled[0][name] == compiled[1][name]
     assert bool(compiled[0]["num_graphs"]) == values["compile"]
     log = (with_pictures.folder / "log.txt").read_text(encoding="utf-8")
-    assert "graphs for pictures" in log and "graphs for pictures" not in (plain.folder / "log.txt").read_text("utf-8")
+    assert "for images in" in log and "for images in" not in (plain.folder / "log.txt").read_text("utf-8")
 
 
 def measured(config, **payoff):
@@ -357,9 +357,9 @@ def test_files_at_other_strengths_are_neither_replayed_nor_left_out(given, scrip
     caplog.set_level(logging.INFO)
     sheets = []
     for wanted in (config, compiling(config, compile_blocks=FEW[script])):
-        assert "graphs for pictures" not in caplog.text
+        assert "for images in" not in caplog.text
         sheets.append(generate.generate(wanted, columns, prompts, tmp_path / str(len(sheets)), quiet))
-    assert "graphs for pictures" in caplog.text and "failed" not in caplog.text
+    assert "for images in" in caplog.text and "failed" not in caplog.text
     eager, compiled = ([[generate.Image.open(name) for name in row] for row in sheet.files] for sheet in sheets)
     for one, other in zip(sum(eager, []), sum(compiled, []), strict=True):
         near = torch.frombuffer(bytearray(one.tobytes()), dtype=torch.uint8).int()

@@ -47,7 +47,7 @@ def test_the_record_keeps_the_pictures_and_the_panel_shows_their_cost(demo, squa
     assert total["share"] == events[-1]["share"]
     run = reader.run_at(made.folder)
     progress = reader.progress(run.folder).update()
-    cost = f"2 pictures in {events[-1]['seconds']:.1f} s; samples took {events[-1]['share']:.0%} of the training"
+    cost = f"2 sample images in {events[-1]['seconds']:.1f} s; samples took {events[-1]['share']:.0%} of the training"
     assert f"{cost}</p>" in gallery.gallery(run, progress)
     run.facts["state"] = "running"
     assert f"{cost} so far</p>" in gallery.gallery(run, progress)
