@@ -1,5 +1,7 @@
 """How the page looks in a real browser: where the first field is, colours by a switch, the header, and axe."""
 
+import re
+
 import pytest
 from PIL import Image
 
@@ -163,6 +165,14 @@ LOW = """() => [...document.querySelectorAll("button, a[href], input, select, te
   .map(([e]) => e.ariaLabel || e.textContent || e.id)"""
 OVERFLOWING = """() => [...document.querySelectorAll(".bar > .row > button")]
   .filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth).map((e) => e.textContent)"""
+
+
+def test_no_rule_makes_controls_lower_for_fingers():
+    """Also of those that appear only with certain data, such as settings taken from a tab."""
+    for path in (source.ROOT / "kohya_gui").rglob("*.css"):
+        rules = re.sub(r"@media \(pointer: fine\) \{(?:[^{}]*\{[^{}]*\})*\s*\}", "", path.read_text(encoding="utf-8"))
+        heights = [int(height) for height in re.findall(r"min-height: (\d+)px !important", rules)]
+        assert min(heights, default=40) >= 40, path.name
 
 
 @pytest.mark.parametrize("language", ["en", "ja"])
