@@ -70,5 +70,8 @@ def test_a_pause_is_said_once(visit, tmp_path):
     visitor.until("Paused: no new training starts.", ".queue .how")
     assert visitor.page.locator(".queue").inner_text().count("no new training starts") == 1
     visitor.page.set_viewport_size({"width": 390, "height": 844})
-    state, name = (visitor.page.locator(f".queue .entry {part}").bounding_box() for part in (".state", "b"))
-    assert name["y"] >= state["y"] + state["height"]  # the name has all of a phone's width
+    # The name has all of a phone's width. Both are measured at once, as reports make entries anew.
+    visitor.page.wait_for_function("""() => {
+      const [state, name] = [".state", "b"].map((part) => document.querySelector(`.queue .entry ${part}`));
+      return state && name && name.getBoundingClientRect().top >= state.getBoundingClientRect().bottom;
+    }""")
