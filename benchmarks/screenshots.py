@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks.online import page_online
 from library.runs import reader
 from library.trainings import reopening
 
@@ -27,26 +27,6 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 WINDOW_SIZES = {"desk": (1440, 900), "phone": (390, 844)}
 DEMO_TIMEOUT = 900.0  # seconds in which the demo gets to where its pictures are taken
 COLOURS = 96  # of a picture's palette: enough for a page, and a third of the bytes
-
-
-@contextmanager
-def online(root: Path) -> Iterator[str]:
-    """The page in a thread of this process; its address."""
-    import uvicorn
-
-    from kohya_gui.app import application, build_page
-    from kohya_gui.server.serving import bind
-
-    bound = bind("127.0.0.1", 0)
-    app = application(build_page([root]), {"host": "127.0.0.1"})
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(5)
 
 
 @contextmanager
@@ -220,7 +200,7 @@ def main() -> int:
 
         demo = prepare_demo(folder / "demo", ("flux", "sdxl"), compiled=True, trained=("flux", "sdxl"))
         chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
-        with trainings_at_work(demo, folder), online(folder) as address, sync_playwright() as playwright:
+        with trainings_at_work(demo, folder), page_online(folder) as address, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
             for size in WINDOW_SIZES:
                 for mode in ("light", "dark"):

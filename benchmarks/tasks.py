@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tasks_ours
-from benchmarks.screenshots import CHROMIUM, PROJECT_ROOT, WINDOW_SIZES, online
+from benchmarks.online import page_online
+from benchmarks.screenshots import CHROMIUM, PROJECT_ROOT, WINDOW_SIZES
 from benchmarks.tasks_hands import Ground, Hands
 
 TIMEOUT_MS = 90_000  # the check before a training loads torch
@@ -120,7 +121,7 @@ def measure_tasks(only: list[str], repeats: int, folder: Path) -> list[TaskResul
     chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
     rows = []
     with ExitStack() as stack:
-        address = stack.enter_context(online(folder))
+        address = stack.enter_context(page_online(folder))
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium, args=BROWSER_FLAGS)
         for name in only or TASK_TITLES:

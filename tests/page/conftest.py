@@ -10,8 +10,8 @@ from urllib.parse import urljoin
 
 import pytest
 
+from benchmarks.online import page_online
 from kohya_gui.server import scripts
-from tests.page.online import online
 from tests.training import demo  # noqa: F401
 
 # Chromium obeys only the last --disable-features, so Playwright's own list is repeated here. The address bar's
@@ -79,10 +79,8 @@ def chromium():
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
     """The page's address and the folder that configs may be in."""
-    from kohya_gui.app import application, build_page
-
     root = tmp_path_factory.mktemp("page")
-    with online(application(build_page([root]), {"host": "127.0.0.1"})) as address:
+    with page_online(root) as address:
         yield address, root
 
 

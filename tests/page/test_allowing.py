@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from benchmarks.online import online
 from kohya_gui.form import api
 from kohya_gui.server import allowed_folders, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
@@ -17,7 +18,6 @@ from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.server.serving import access_of, build_server_parser, is_private
 from library.config.problems import ConfigError
 from library.runs import registry
-from tests.page.online import online
 
 PORT = "127.0.0.1:7860"
 OWN = {"host": PORT, "origin": f"http://{PORT}"}

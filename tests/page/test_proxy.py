@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from benchmarks.online import online
 from tests.page.conftest import Visit
-from tests.page.online import online
 
 pytestmark = pytest.mark.browser
 NAME, PASSWORD = "anna", "long enough"

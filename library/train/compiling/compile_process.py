@@ -21,10 +21,10 @@ from library.config.schema import changed
 from library.train.compiling.process_room import usable_cores
 
 WORKER = "library.train.compiling.compile_worker"
-KILLED = "its process was killed (signal {number}), as systems do where memory (RAM) is short"
+KILLED = "its process was killed (signal {number}), as systems do when CPU memory is short"
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 LACKS_MEMORY = 3  # exit code of a process that had too little memory of the GPU
-# Ends of processes after which another one, which then has more memory, may compile what they could not.
+# Exit codes after which another process, with more memory then, may compile the rest.
 FOR_LACK_OF_MEMORY = (LACKS_MEMORY, -getattr(signal, "SIGKILL", 0))
 
 
@@ -88,7 +88,7 @@ class CompileProcess:
         )
 
     def prepare(self, settings: JsonObject) -> None:
-        """Let it build the model that its job will probably be about."""
+        """Let it build the model early, by the settings that its job will probably have."""
         line = json.dumps({**settings, "waited_for": self._waited_for}, default=str)
         # It may still import the compiler and read nothing.
         self._preparing = threading.Thread(target=self._send, args=(line,), daemon=True)
@@ -107,12 +107,12 @@ class CompileProcess:
     def _follow(self, job: str) -> None:
         process, last = self._process, ""
         assert process.stdout
-        # Meanwhile read what it says: it reads nothing as long as the pipe of its words is full.
+        # Its output is read meanwhile: as long as that pipe is full, the process reads no input.
         sending = threading.Thread(target=self._send_job, args=(job,), daemon=True)
         sending.start()
         try:
             for line in process.stdout:
-                if '{"compiled"' in line:  # behind what others have written without an end of the line
+                if '{"compiled"' in line:  # it may follow output that did not end its line
                     self._ready += self.unfinished
                     self._send_next()
                 else:
@@ -188,7 +188,7 @@ class CompileProcesses:
             self._processes.append(CompileProcess(threads, self._waited_for))
 
     def prepare(self, settings: JsonObject) -> None:
-        """Let them build the model that their job will probably be about."""
+        """Let them build the model early, by the settings that their job will probably have."""
         for process in self._processes:
             process.prepare(settings)
 

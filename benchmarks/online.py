@@ -1,12 +1,15 @@
-"""A server of the page that a test's browser visits."""
+"""A server of the page for browsers that tests and benchmarks drive."""
 
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
-def online(app):
+def online(app: Any) -> Iterator[str]:
     """Serve an application within the context; yields its address."""
     import uvicorn
 
@@ -21,3 +24,12 @@ def online(app):
     yield f"http://127.0.0.1:{server_socket.getsockname()[1]}/"
     server.should_exit = True
     thread.join(timeout=5)
+
+
+@contextlib.contextmanager
+def page_online(root: Path) -> Iterator[str]:
+    """Serve the page for files in this folder within the context; yields its address."""
+    from kohya_gui.app import application, build_page
+
+    with online(application(build_page([root]), {"host": "127.0.0.1"})) as address:
+        yield address
