@@ -193,9 +193,13 @@ class GraphedModel:
         """
         if len(self.made) >= self.size_limit:
             return None
-        began = time.perf_counter()
+        began, others = time.perf_counter(), len(self.made)
         outcome = self._try_to_record(call, flattened)
         while isinstance(outcome, NotRecorded) and outcome.lacks_memory and self.free_others():
+            self._release(self.size_limit)
+            outcome = self._try_to_record(call, flattened)
+        if isinstance(outcome, NotRecorded) and outcome.out_of_memory and self._is_larger_than_others(flattened):
+            # Nothing that smaller sizes have allocated is large enough for this one, but they fit into its memory.
             self._release(self.size_limit)
             outcome = self._try_to_record(call, flattened)
         shape, took = flattened.shape, time.perf_counter() - began
@@ -204,9 +208,9 @@ class GraphedModel:
             self.made[flattened.key] = outcome
             logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, took, outcome.pace)
             return outcome
-        if outcome.out_of_memory and self.made:
+        if outcome.out_of_memory and others:
             # Eager steps need memory besides the recordings, so keep at most half as many from now on.
-            self._release(len(self.made) // 2)
+            self._release(others // 2)
             problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
             logger.warning(
                 f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.size_limit
@@ -214,6 +218,10 @@ class GraphedModel:
             return None
         self.lacks_memory = outcome.lacks_memory
         return self.give_up(outcome.why, expected=outcome.expected)
+
+    def _is_larger_than_others(self, call: Call) -> bool:
+        """Return whether there are recordings, all of smaller inputs than those of a call."""
+        return bool(self.made) and call.elements > max(recording.elements for recording in self.made.values())
 
     def _try_to_record(self, call: Callable[..., Any], flattened: Call) -> "Recording | NotRecorded":
         """Attempt one recording."""

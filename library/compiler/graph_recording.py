@@ -43,6 +43,10 @@ class Call:
     def shape(self) -> str:
         return " x ".join(map(str, self.tensors[0].shape))
 
+    @property
+    def elements(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
     def arguments(self, tensors: Sequence[Tensor]) -> Any:
         next_tensors, next_values = iter(tensors), iter(self.plain_values)
         return pytree.tree_unflatten([next(next_tensors if place else next_values) for place in self.places], self.tree)
@@ -56,6 +60,7 @@ class Recording:
     ) -> None:
         """Run `passes` eager passes, so that compiling and the choice of kernels happen before the capture."""
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in flattened.tensors]
+        self.elements = flattened.elements  # of its inputs: by it, recordings are larger or smaller than others
         self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.before = self.seconds = 0.0  # per pass, eager and replayed

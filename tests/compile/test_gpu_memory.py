@@ -102,19 +102,25 @@ def test_whole_models_are_held_in_what_is_recorded_alone(gpu):
         assert gpu.allowed == gpu.total and gpu_memory.free_memory(CUDA) < 24 * GIB
 
 
-@pytest.mark.parametrize("reserve", [None, 0])
-def test_recording_stops_at_the_limit_and_says_so(gpu, reserve, monkeypatch, caplog):
-    """Whether it was requested or tried by itself; without a limit the same sizes are all recorded."""
-    caplog.set_level("INFO")
-    monkeypatch.setattr(cudagraph, "GraphMemory", lambda: None)
+@pytest.fixture
+def record_sizes(gpu, monkeypatch):
+    """Records sizes of so many rows, one after the other, on the pretended GPU. One row takes 2 GiB; a size that has
+    room in the largest recorded before it takes none."""
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: torch.zeros(1))
+    largest = [0]
+
+    def empty_pool():
+        gpu.reserved, largest[0] = 0, 0
+        return "pool"
 
     class Pretended:
         addresses, before, seconds, pace = [], 1.0, 0.5, ""
 
-        def __init__(self, *_):
-            gpu.reserved += 8 * GIB
+        def __init__(self, _call, flattened, *_):
+            self.elements = rows = flattened.elements
+            gpu.reserved += 2 * GIB * rows * (rows > largest[0])
+            largest[0] = max(largest[0], rows)
 
         def capture(self, *_):
             return ""
@@ -122,23 +128,40 @@ def test_recording_stops_at_the_limit_and_says_so(gpu, reserve, monkeypatch, cap
         def time(self):
             return self.seconds
 
+    monkeypatch.setattr(cudagraph, "GraphMemory", empty_pool)
     monkeypatch.setattr(cudagraph, "Recording", Pretended)
     model = torch.nn.Linear(8, 8)
 
-    def recorded():
-        gpu.reserved = 0
+    def record(reserve, *sizes):
         recorder = cudagraph.GraphedModel(model, CompilePlan(), reserve)
-        calls = [cudagraph.Call.of((torch.zeros(rows, 8),), {}) for rows in (1, 2, 3)]
-        return [recorder.record(lambda: None, call) is not None for call in calls], recorder
+        calls = [cudagraph.Call.of((torch.zeros(rows),), {}) for rows in sizes]
+        made = [recorder.made.get(call.key) or recorder.record(lambda: None, call) for call in calls]
+        return [recording is not None for recording in made], recorder
 
-    assert recorded()[0] == [True] * 3
-    with gpu_memory.held_to(24, CUDA):
-        made, recorder = recorded()
+    return record
+
+
+@pytest.mark.parametrize("reserve", [None, 0])
+def test_recording_stops_at_the_limit_and_says_so(gpu, record_sizes, reserve, caplog):
+    """Whether it was requested or tried by itself; without a limit the same sizes are all recorded."""
+    caplog.set_level("INFO")
+    assert record_sizes(reserve, 3, 4, 12)[0] == [True] * 3
+    with gpu_memory.held_to(20, CUDA):
+        made, recorder = record_sizes(reserve, 3, 4, 12)
         assert made == [True, True, False] and recorder.size_limit == 1
         assert "do not fit into the GPU's memory beside those of other image sizes" in caplog.text
-    with gpu_memory.held_to(6, CUDA):
-        made, recorder = recorded()
+    with gpu_memory.held_to(5, CUDA):
+        made, recorder = record_sizes(reserve, 3)
         assert not made[0] and recorder.why_not == cudagraph.BEYOND_LIMIT in caplog.text
+
+
+@pytest.mark.parametrize("reserve", [None, 0])
+def test_smaller_sizes_share_the_memory_of_the_largest_in_whatever_order_they_come(gpu, record_sizes, reserve, caplog):
+    with gpu_memory.held_to(20, CUDA):
+        for sizes in ((8, 3, 4), (3, 4, 8), (4, 8, 3)):
+            made, recorder = record_sizes(reserve, *sizes, *sizes)
+            assert all(made) and len(recorder.made) == 3 and gpu.reserved == 16 * GIB
+    assert "do not fit" not in caplog.text
 
 
 def out_of_memory_while_held(calls):

@@ -106,7 +106,7 @@ def test_previews_of_a_recorded_training_change_no_loss(demo, shapes, tmp_path, 
     plain = train(config_of(demo, script, output_dir=tmp_path / "plain", **values))
     pictures = train(config_of(demo, script, output_dir=tmp_path / "pictures", **values, **samples))
     log = (pictures.folder / "log.txt").read_text(encoding="utf-8")
-    assert "Recorded a pass for pictures" in log and not pictures.events("sample_failed")
+    assert "Recorded a pass for images" in log and not pictures.events("sample_failed")
     worst = max(abs(a - b) / abs(a) for a, b in zip(plain.losses, pictures.losses, strict=True))
     print(f"{script}, compiled {compiled}: {worst:.1e}")
     assert worst < (1e-6 if script.startswith("flux") else 3e-4)
