@@ -99,6 +99,7 @@ def recorder(monkeypatch):
             pace = ""
 
             def __init__(self, call, asked, learn, memory, passes):
+                self.elements = asked.elements
                 torch.rand(3)
 
             def capture(self, learn, gradients, memory):
@@ -121,10 +122,10 @@ def out_of_memory(*_):
 def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorder, caplog):
     """Five sizes where four fit, then two of them: the other three run without."""
     recorder_model, record = recorder(lambda number: out_of_memory() if number >= 4 else "")
-    assert [record(rows) is None for rows in range(1, 6)] == [False] * 4 + [True]
+    assert [record(rows) is None for rows in range(5, 0, -1)] == [False] * 4 + [True]
     assert (
         not recorder_model.made
-        and "inputs of 5 x 8 do not fit" in caplog.text
+        and "inputs of 1 x 8 do not fit" in caplog.text
         and "2 sizes are recorded" in caplog.text
     )
     assert [record(rows) is None for rows in range(1, 6)] == [False] * 2 + [True] * 3
@@ -291,6 +292,35 @@ def test_weights_that_moved_are_noticed(caplog):
     for first, other in zip(gradients(model, "cuda", (3,)), gradients(plain, "cuda", (3,)), strict=True):
         torch.testing.assert_close(first, other)
     assert "weights have moved" in caplog.text and not model._recorder.made
+
+
+@pytest.mark.gpu
+def test_where_memory_is_short_the_largest_size_makes_room_for_the_others():
+    """A size that comes first leaves no block large enough for a larger one; both fit into the larger one's memory."""
+
+    class Wide(Small):
+        def forward(self, x, more):
+            return (super().forward(x, more)[0].repeat(1, 2**18).sin().sum(1, keepdim=True),)  # 8 MiB a row
+
+    model = Wide().cuda()
+    expected = {rows: gradients(copy.deepcopy(model), "cuda", (rows,)) for rows in (40, 60)}
+    recorded = copy.deepcopy(model)
+    cudagraph.record_denoiser_calls(recorded, CompilePlan())
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    gradients(recorded, "cuda", (60,))
+    taken = torch.cuda.memory_reserved() - before
+    recorded._recorder.forget()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1.3 * taken) / total)
+    try:
+        for rows in (40, 60, 40, 60):
+            recorded.zero_grad(set_to_none=True)
+            for first, other in zip(expected[rows], gradients(recorded, "cuda", (rows,)), strict=True):
+                torch.testing.assert_close(first, other)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert len(recorded._recorder.made) == 2 and recorded._recorder.size_limit == cudagraph.MAX_SIZES
 
 
 @pytest.mark.gpu
