@@ -39,7 +39,7 @@ class SeveralValues:
             raise ConfigError("there is no such tab: load the page again")
         name, contents, typed = request.text("option"), request.text("sent"), _values(request.text("values"))
         forms = [_with(contents, name, value) for value in typed]
-        submissions = [tab.read(form) for form in forms]
+        submissions = [tab.read_form(form) for form in forms]
         submission, first, notes = submissions[0]
         if name not in options_of(type(first.config)):
             raise ConfigError("{name} is not a setting of this form: load the page again", name=name)
@@ -59,7 +59,7 @@ class SeveralValues:
             )
         added = [
             queue.add_to_queue(
-                start.job(reading.config, submission.preset, **tab.launch_of(reading.config, submission.launch)),
+                start.job_of_config(reading.config, submission.preset, **submission.launch),
                 estimate=isolated.estimate_of(report),
             )
             for reading, report in zip(readings, reports, strict=True)

@@ -63,7 +63,7 @@ class TextEditor:
         values = tab.form.shown(config.family, option_values(config))
         typed = sorted(flatten_sections(parse_text(text), []))
         sent = {"family": config.family, "values": values, "launch": submission.launch, "typed": typed}
-        _, _, notes, report = tab.checked(json.dumps(sent))
+        _, _, notes, report = tab.check_form(json.dumps(sent))
         reported = [(problem_from_json(finding), finding["verdict"]) for finding in report["findings"]]
         lines = [_finding(problem, text, verdict) for problem, verdict in reported]
         return {"findings": [*(_finding(note, text, "hint") for note in notes), *lines]}
