@@ -212,7 +212,7 @@ class FormApi:
         return {**state, "fix": form.shown(submission.family, state.get("best") or {})}
 
     def unprobe(self, request: ApiRequest) -> JsonObject:
-        stop_probe(request.text("id"))
+        jobs.stop_job(jobs.find_job(request.text("id")), at_once=True)
         return {}
 
     def prompts(self, request: ApiRequest) -> JsonObject:
@@ -317,7 +317,3 @@ def probe_state(probe_id: str) -> JsonObject:
         last = "".join(job.log.strip().splitlines()[-1:]) if job.state == "interrupted" else ""
         return {**progress, "state": "failed", "text": last or job.error or jobs.GONE}
     return progress
-
-
-def stop_probe(probe_id: str) -> None:
-    jobs.stop_job(jobs.find_job(probe_id), at_once=True)
