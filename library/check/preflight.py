@@ -34,13 +34,13 @@ from library.train.saving import base_files, resume_check
 
 # Options that rules of the config cover: for them, these stages would repeat the problem.
 RULED_STAGES = ("images", "model", "length")
-RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
+RULED_OPTIONS = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
 # Options with which everything is trained.
 RATE_DEFAULTS: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
 PROGRESS_DELAY = 2.0  # seconds after which scanning the images reports progress
-FITTED = ("model", "network", "other adapters")  # stages required before parts are checked together
-COUNTED = ("model", "images", "machine")  # stages required before graphs are counted
-SHAPING = {
+NEEDED_TO_FIT = ("model", "network", "other adapters")  # stages required before parts are checked together
+NEEDED_FOR_GRAPHS = ("model", "images", "machine")  # stages required before graphs are counted
+SHAPE_OPTIONS = {
     "network_dim",
     "network_args",
     "network_module",
@@ -49,7 +49,7 @@ SHAPING = {
     "network_train_text_encoder_only",
     "train_text_encoder",
     "assistant_lora",
-}  # options that change which weights there are: no parts are checked together if one is wrong
+}  # which weights there are depends on these: no parts are checked together if one is wrong
 LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
 
 # Variables that `accelerate launch` sets if its config shards models.
@@ -134,7 +134,7 @@ def evaluate(
     new_problems = [problem for problem in missing if problem.option not in named_options]
 
     def is_new(problem: Problem, stage: str) -> bool:
-        if stage in RULED_STAGES and problem.option in RULED & named_options:
+        if stage in RULED_STAGES and problem.option in RULED_OPTIONS & named_options:
             return False
         if problem in (*earlier, *new_problems) or problem.option in missing_options:
             return False
@@ -192,7 +192,7 @@ def _stages(
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
         "values": lambda: [] if failed["other adapters"] else adapter_files.find_damaged_values(config),
-        "fit": lambda: [] if any(map(failed.get, FITTED)) or SHAPING & {*wrong} else _find_mismatches(config, failed),
+        "fit": lambda: _find_mismatches(config, wrong, failed),
     }
 
 
@@ -246,8 +246,10 @@ def _collect_errors(is_invalid: bool, problems: list[Problem]) -> Iterator[None]
             raise
 
 
-def _find_mismatches(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _find_mismatches(config: RunConfig, wrong: Collection[str], failed: Mapping[str, bool]) -> Iterator[Problem]:
     """Yield mismatches between parts that are valid by themselves."""
+    if any(map(failed.get, NEEDED_TO_FIT)) or not SHAPE_OPTIONS.isdisjoint(wrong):
+        return
     config = base_files.without_remote_files(config)
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
@@ -259,7 +261,7 @@ def _find_mismatches(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[
 
 def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     # An error with compile_fullgraph; otherwise blocks only run more slowly.
-    if not any(map(failed.get, COUNTED)):
+    if not any(map(failed.get, NEEDED_FOR_GRAPHS)):
         yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
 
 
