@@ -20,7 +20,7 @@ from kohya_gui.form import (
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.requested import requested_form, requested_submission
+from kohya_gui.form.requested import of_tab, requested_submission
 from kohya_gui.form.typed_paths import MODEL_OPTION
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders, paths
@@ -172,7 +172,7 @@ class FormApi:
         return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, request: ApiRequest) -> JsonObject:
-        return {"choices": compare.comparable_configs(self.kinds[requested_form(self.forms, request.text("tab")).tab])}
+        return {"choices": compare.comparable_configs(self.kinds[of_tab(self.forms, request.text("tab")).tab])}
 
     def save_name(self, request: ApiRequest) -> JsonObject:
         """A path for a new config with these settings; "" if the form does not say where its result goes."""

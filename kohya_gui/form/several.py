@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kohya_gui.form.requested import of_tab
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import isolated
 from library.config.ineffective import ineffective_options
@@ -34,9 +35,7 @@ class SeveralValues:
 
         Each gets the full check of a start. Nothing is added if one of them has a problem.
         """
-        tab = self.tabs.get(request.text("tab"))
-        if tab is None:
-            raise ConfigError("there is no such tab: load the page again")
+        tab = of_tab(self.tabs, request.text("tab"))
         name, contents, typed = request.text("option"), request.text("sent"), _values(request.text("values"))
         forms = [_with(contents, name, value) for value in typed]
         submissions = [tab.read_form(form) for form in forms]

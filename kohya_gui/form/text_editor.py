@@ -10,6 +10,7 @@ from typing import Any
 
 from kohya_gui.form import loading, presets
 from kohya_gui.form.form import Submission
+from kohya_gui.form.requested import of_tab
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import Layer, read_layers
@@ -80,9 +81,7 @@ class TextEditor:
         return {**answer, "fill": json.dumps(filled)}
 
     def _parse(self, request: ApiRequest) -> tuple[TrainingTab, Submission]:
-        tab = self.tabs.get(request.text("tab"))
-        if tab is None:
-            raise ConfigError("there is no such tab: load the page again")
+        tab = of_tab(self.tabs, request.text("tab"))
         return tab, tab.form.parse_submission(request.text("sent"))
 
     def _script(self, tab: TrainingTab, submission: Submission) -> str:
