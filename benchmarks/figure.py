@@ -65,8 +65,8 @@ def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
     }
 
 
-def load_measurements(folder: Path = PROJECT_ROOT / "docs" / "measured") -> list[Measured]:
-    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem, reverse=True)
+def load_measurements() -> list[Measured]:
+    paths = sorted((PROJECT_ROOT / "docs" / "measured").glob("*.json"), key=lambda path: path.stem, reverse=True)
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
 
 

@@ -1,11 +1,20 @@
-"""A server of the page for browsers that tests and benchmarks drive."""
+"""A server of the page, and the browser with which tests and benchmarks visit it."""
 
 import contextlib
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+
+def find_chromium() -> str | None:
+    """Return the browser that CHROMIUM names, else the first one on the PATH."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @contextlib.contextmanager

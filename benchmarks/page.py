@@ -9,7 +9,6 @@ the document, or the end of the last task over 50 ms. Run it on a machine that d
 
 import argparse
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -23,8 +22,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.online import find_chromium
+
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -204,9 +204,8 @@ def measure_page(quick: bool) -> dict[str, list[float]]:
         if value or name not in SUMMED:
             print(f"  {name}: {value:.4g}", file=sys.stderr, flush=True)
 
-    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         for _ in range(1 if quick else 3):
             server = PageServer(Path(folder))
             note("process start to first page", server.first_page())

@@ -7,7 +7,6 @@ python -m benchmarks.screenshots --only lab --to /tmp/pictures  # of another tab
 import argparse
 import io
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -18,12 +17,11 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.online import page_online
+from benchmarks.online import find_chromium, page_online
 from library.runs import reader
 from library.trainings import reopening
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WINDOW_SIZES = {"desk": (1440, 900), "phone": (390, 844)}
 DEMO_TIMEOUT = 900.0  # seconds in which the demo gets to where its pictures are taken
 COLOURS = 96  # of a picture's palette: enough for a page, and a third of the bytes
@@ -47,7 +45,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
         "max_train_steps": 4000,
         "save_every_n_steps": 100,
     }
-    running = start.launch_run(build_config(config_class(script), values | real, notes=[]))
+    running = start.begin_job(start.job_of_config(build_config(config_class(script), values | real, notes=[])))
     try:
         reach(running, 60)
         stop.request(running, "after_step")
@@ -56,7 +54,7 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
         queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
         for rank in (32, 64):
             own = {"output_name": f"zorb-rank-{rank}", "network_dim": rank}
-            queue.add_to_queue(start.job(build_config(config_class(script), values | own, notes=[])))
+            queue.add_to_queue(start.job_of_config(build_config(config_class(script), values | own, notes=[])))
         with queue.changing() as data:
             data.worker = process.identity()
         yield
@@ -199,9 +197,10 @@ def main() -> int:
         from library.demo.files import prepare_demo
 
         demo = prepare_demo(folder / "demo", ("flux", "sdxl"), compiled=True, trained=("flux", "sdxl"))
-        chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
         with trainings_at_work(demo, folder), page_online(folder) as address, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+            browser = playwright.chromium.launch(
+                executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
+            )
             for size in WINDOW_SIZES:
                 for mode in ("light", "dark"):
                     through(browser, address, demo, size, mode, asked)

@@ -61,13 +61,13 @@ class VersusCase:
         return f"{self.family} {self.kind} {self.name}"
 
 
-def known_families(path: Path = VERSUS_CASES_FILE) -> tuple[str, ...]:
-    return tuple(tomllib.loads(path.read_text(encoding="utf-8"))["family"])
+def known_families() -> tuple[str, ...]:
+    return tuple(tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))["family"])
 
 
-def versus_cases(tiny: bool, steps: int, path: Path = VERSUS_CASES_FILE) -> Iterator[VersusCase]:
+def versus_cases(tiny: bool, steps: int) -> Iterator[VersusCase]:
     """All cases of the file, with so many steps each."""
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    tables = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))
     for name, case in tables["case"].items():
         if tiny and not case.get("tiny", True):
             continue

@@ -14,7 +14,6 @@ from kohya_gui.api.app import ApiV1
 from kohya_gui.dataset.images import DatasetTab
 from kohya_gui.dataset.masks import MaskEditing
 from kohya_gui.form.api import FormApi
-from kohya_gui.form.buttons import Forms, TrainingTabs
 from kohya_gui.form.caches import CacheApi
 from kohya_gui.form.demo import DemoApi
 from kohya_gui.form.print_command import CommandPrinter
@@ -23,6 +22,7 @@ from kohya_gui.form.several import SeveralValues
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FAMILY_TITLES, FIRST_KIND, TABS, in_order_of_kohya_ss
 from kohya_gui.form.text_editor import TextEditor
+from kohya_gui.form.training_tabs import Forms, TrainingTabs
 from kohya_gui.gradio_host import preloads
 from kohya_gui.gradio_host.assets import ASSETS_FOLDER, Assets, contents
 from kohya_gui.gradio_host.gradio_import import without_apps

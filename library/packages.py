@@ -181,7 +181,12 @@ def _remembered_packages() -> dict[str, dict]:
 
 def _fingerprint(module: str) -> str:
     # A stored result counts only as long as none of these has changed.
-    facts = [sys.prefix, _package_version("torch"), _package_version(package_name(module)), *map(str, _origin(module))]
+    facts = [
+        sys.prefix,
+        installed_version("torch"),
+        installed_version(package_name(module)),
+        *map(str, _origin(module)),
+    ]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -194,7 +199,8 @@ def _origin(module: str) -> tuple[str, int, int]:
     return "", 0, 0
 
 
-def _package_version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """Return the version of an installed package from its metadata, "" if there is none; loads nothing."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""

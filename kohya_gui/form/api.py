@@ -20,7 +20,7 @@ from kohya_gui.form import (
 )
 from kohya_gui.form.adapter_size import SizeProcess
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.form.requested import requested_form, requested_submission
+from kohya_gui.form.requested import of_tab, requested_submission
 from kohya_gui.form.typed_paths import MODEL_OPTION
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders, paths
@@ -172,7 +172,7 @@ class FormApi:
         return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
 
     def choices(self, request: ApiRequest) -> JsonObject:
-        return {"choices": compare.comparable_configs(self.kinds[requested_form(self.forms, request.text("tab")).tab])}
+        return {"choices": compare.comparable_configs(self.kinds[of_tab(self.forms, request.text("tab")).tab])}
 
     def save_name(self, request: ApiRequest) -> JsonObject:
         """A path for a new config with these settings; "" if the form does not say where its result goes."""
@@ -212,7 +212,7 @@ class FormApi:
         return {**state, "fix": form.shown(submission.family, state.get("best") or {})}
 
     def unprobe(self, request: ApiRequest) -> JsonObject:
-        stop_probe(request.text("id"))
+        jobs.stop_job(jobs.find_job(request.text("id")), at_once=True)
         return {}
 
     def prompts(self, request: ApiRequest) -> JsonObject:
@@ -317,7 +317,3 @@ def probe_state(probe_id: str) -> JsonObject:
         last = "".join(job.log.strip().splitlines()[-1:]) if job.state == "interrupted" else ""
         return {**progress, "state": "failed", "text": last or job.error or jobs.GONE}
     return progress
-
-
-def stop_probe(probe_id: str) -> None:
-    jobs.stop_job(jobs.find_job(probe_id), at_once=True)

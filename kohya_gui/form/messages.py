@@ -16,6 +16,7 @@ from library.config.problems import (
     Message,
     MessageLike,
     Problem,
+    as_message,
     counted,
     ngettext,
     option_values,
@@ -164,7 +165,7 @@ def _sentence(note: MessageLike) -> MessageLike:
     """A note as a sentence of its own: capitalised, unless it begins with the name of an option or a file."""
     if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
         return note.capitalized()
-    return note if isinstance(note, Message) else Message(note)
+    return as_message(note)
 
 
 PROBE = (

@@ -1,30 +1,33 @@
 """The form that a request is about, and what the browser sends of it."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 
+T = TypeVar("T")
 
-def requested_form(forms: Mapping[str, SettingsForm], tab: str) -> SettingsForm:
-    """The form of a tab. Raises ConfigError without such a tab."""
-    if tab not in forms:
+
+def of_tab(items: Mapping[str, T], tab: str) -> T:
+    """The item (a form, a tab) of the tab with this name. Raises ConfigError without such a tab."""
+    if tab not in items:
         raise ConfigError("there is no such tab: load the page again")
-    return forms[tab]
+    return items[tab]
 
 
 def requested_submission(
     forms: Mapping[str, SettingsForm], request: ApiRequest, sent: str = "sent"
 ) -> tuple[SettingsForm, Submission]:
     """The form of a request's tab, and its contents from the field `sent`."""
-    form = requested_form(forms, request.text("tab"))
+    form = of_tab(forms, request.text("tab"))
     return form, form.parse_submission(request.text(sent))
 
 
 def requested_family(forms: Mapping[str, SettingsForm], request: ApiRequest) -> tuple[SettingsForm, str]:
     """The form of a request's tab, and the family that the request names, which the form must have."""
-    form, family = requested_form(forms, request.text("tab")), request.text("family")
+    form, family = of_tab(forms, request.text("tab")), request.text("family")
     if family not in form.configs:
         raise ConfigError("There is no such choice: load the page again.")
     return form, family

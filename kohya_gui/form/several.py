@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kohya_gui.form.requested import of_tab
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import isolated
 from library.config.ineffective import ineffective_options
@@ -34,12 +35,10 @@ class SeveralValues:
 
         Each gets the full check of a start. Nothing is added if one of them has a problem.
         """
-        tab = self.tabs.get(request.text("tab"))
-        if tab is None:
-            raise ConfigError("there is no such tab: load the page again")
+        tab = of_tab(self.tabs, request.text("tab"))
         name, contents, typed = request.text("option"), request.text("sent"), _values(request.text("values"))
         forms = [_with(contents, name, value) for value in typed]
-        submissions = [tab.read(form) for form in forms]
+        submissions = [tab.read_form(form) for form in forms]
         submission, first, notes = submissions[0]
         if name not in options_of(type(first.config)):
             raise ConfigError("{name} is not a setting of this form: load the page again", name=name)
@@ -59,7 +58,7 @@ class SeveralValues:
             )
         added = [
             queue.add_to_queue(
-                start.job(reading.config, submission.preset, **tab.launch_of(reading.config, submission.launch)),
+                start.job_of_config(reading.config, submission.preset, **submission.launch),
                 estimate=isolated.estimate_of(report),
             )
             for reading, report in zip(readings, reports, strict=True)

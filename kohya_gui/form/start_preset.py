@@ -11,7 +11,7 @@ from kohya_gui.form.form import defaults_title, shown_value
 from library import families
 from library.config.building import build_config, draft, replace_options
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike
+from library.config.problems import ConfigError, Message, MessageLike, as_message
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.sections.compiling import LESS_IN_8_BITS
 from library.recipes import preset_files
@@ -188,8 +188,14 @@ def preset_as_start(
         text = text.replace(f", {ALONE}", "")
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
     notes = [SWITCHED_OFF if why and note is NO_GPU else note for note in notes]
-    messages = [note if isinstance(note, Message) else Message(note) for note in notes]
-    shown = {"id": preset.id, "title": preset.title, "text": text, "why": why, "notes": messages, "values": values}
+    shown = {
+        "id": preset.id,
+        "title": preset.title,
+        "text": text,
+        "why": why,
+        "notes": [*map(as_message, notes)],
+        "values": values,
+    }
     return {**shown, **recipe}
 
 

@@ -39,7 +39,6 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.problems import problem_from_json as read_problem
-from library.config.run_config import RunConfig
 from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
@@ -166,10 +165,10 @@ class TrainingTab:
 
     def on_train(self, sent: str) -> Answer:
         """Check the form and all that it names, and start the training in separate processes."""
-        submission, config, notes, report = self.checked(sent)
+        submission, config, notes, report = self.check_form(sent)
         if objections := self._objections(submission, report, "train"):
             return {"message": objections}
-        run_id = start.launch_run(config, submission.preset, **self.launch_of(config, submission.launch))
+        run_id = start.begin_job(start.job_of_config(config, submission.preset, **submission.launch))
         hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         name = start.result_of(config)[1]
         sentence = Message("Started {name}. It goes on when this page is closed.", name=name)
@@ -177,10 +176,10 @@ class TrainingTab:
 
     def on_queue(self, sent: str) -> Answer:
         """Check the form and all that it names, and add its training to the queue."""
-        submission, config, notes, report = self.checked(sent)
+        submission, config, notes, report = self.check_form(sent)
         if objections := self._objections(submission, report, "later"):
             return {"message": objections}
-        job = start.job(config, submission.preset, **self.launch_of(config, submission.launch))
+        job = start.job_of_config(config, submission.preset, **submission.launch)
         entry = queue.add_to_queue(job, estimate=isolated.estimate_of(report))
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
@@ -193,24 +192,24 @@ class TrainingTab:
 
     def on_check(self, sent: str) -> Answer:
         """Report everything that can be known about this training before it starts."""
-        submission, _, notes, report = self.checked(sent)
+        submission, _, notes, report = self.check_form(sent)
         hints = [isolated.finding(note, "settings", "hint") for note in notes]
         return {"message": self._report({**report, "findings": [*hints, *report["findings"]]}, submission.family)}
 
-    def checked(self, sent: str) -> tuple[Submission, Any, list[MessageLike], isolated.Report]:
+    def check_form(self, sent: str) -> tuple[Submission, Any, list[MessageLike], isolated.Report]:
         """A form -> its contents, its config, notes about it, and the preflight report. Call this before any start or
         queueing.
 
         The report has all problems, of the form itself as well as of what it names; ineffective options only if the
         user has typed them. Tokens in the form are stored in their own file.
         """
-        submission, reading, notes = self.read(sent)
+        submission, reading, notes = self.read_form(sent)
         report = isolated.check_reading(replace(reading, notes=[]), submission.launch)
         if isolated.findings_to_fix(report):
             check_process.spare.prepare()  # the next press follows soon
         return submission, reading.config, notes, isolated.without_ineffective(report, submission.typed)
 
-    def read(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
+    def read_form(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
         """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
         submission = self.form.parse_submission(sent)
         reading = paths.allowed(self.form.reading(submission), self.roots)
@@ -225,7 +224,7 @@ class TrainingTab:
         """Show the command that runs the form's training, and its TOML. Nothing is written."""
         submission = self.form.parse_submission(sent)
         config, notes = self.form.ready(submission)
-        launch = self.launch_of(config, submission.launch)
+        launch = start.launch_options(config, submission.launch)
         return {"message": print_command.printed(config, where, launch, notes, self.roots)}
 
     def on_save(self, sent: str, where: str, opened: str, source: str = "") -> Answer:
@@ -306,9 +305,6 @@ class TrainingTab:
                 template = "This is a config for the {title} tab."
                 yield Problem("", template, title=tab.title, tab=tab.id, code=messages.OTHER_TAB)
                 return
-
-    def launch_of(self, config: RunConfig, launch: JsonMapping) -> JsonObject:
-        return {**launch, "mixed_precision": config.precision.mixed_precision}
 
 
 def _kohya_ss_json(sent: Any) -> JsonObject | None:

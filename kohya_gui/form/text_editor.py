@@ -10,6 +10,7 @@ from typing import Any
 
 from kohya_gui.form import loading, presets
 from kohya_gui.form.form import Submission
+from kohya_gui.form.requested import of_tab
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.building import Layer, read_layers
@@ -63,7 +64,7 @@ class TextEditor:
         values = tab.form.shown(config.family, option_values(config))
         typed = sorted(flatten_sections(parse_text(text), []))
         sent = {"family": config.family, "values": values, "launch": submission.launch, "typed": typed}
-        _, _, notes, report = tab.checked(json.dumps(sent))
+        _, _, notes, report = tab.check_form(json.dumps(sent))
         reported = [(problem_from_json(finding), finding["verdict"]) for finding in report["findings"]]
         lines = [_finding(problem, text, verdict) for problem, verdict in reported]
         return {"findings": [*(_finding(note, text, "hint") for note in notes), *lines]}
@@ -80,9 +81,7 @@ class TextEditor:
         return {**answer, "fill": json.dumps(filled)}
 
     def _parse(self, request: ApiRequest) -> tuple[TrainingTab, Submission]:
-        tab = self.tabs.get(request.text("tab"))
-        if tab is None:
-            raise ConfigError("there is no such tab: load the page again")
+        tab = of_tab(self.tabs, request.text("tab"))
         return tab, tab.form.parse_submission(request.text("sent"))
 
     def _script(self, tab: TrainingTab, submission: Submission) -> str:

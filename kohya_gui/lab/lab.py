@@ -14,7 +14,7 @@ import gradio as gr
 
 from kohya_gui.form import compile_summary
 from kohya_gui.form.form import SettingsForm, shown_value
-from kohya_gui.form.requested import requested_form
+from kohya_gui.form.requested import of_tab
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel.html import STATES
 from kohya_gui.server import paths
@@ -89,7 +89,7 @@ class LabTab:
         """The best options of a measurement, as values of a tab's fields."""
         tab, job = request.text("tab"), jobs.find_job(request.text("job"))
         options = advised_options(job, request.number("number"))
-        configs = requested_form(self.forms, tab).configs.values()
+        configs = of_tab(self.forms, tab).configs.values()
         form_options = {name: option for config in configs for name, option in options_of(config).items()}
         values = {
             name: shown_value(form_options[name], value) for name, value in options.items() if name in form_options

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
-from library.config.json_types import JsonObject, JsonValue
+from library.config.json_types import JsonObject, as_float
 from library.config.problems import Message, MessageLike, counted, join_messages
 from library.runs.reader import RecordedRun, RunProgress, path_in_run
 
@@ -48,11 +48,9 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
     if not graphs:
         return ""
     totals = [event["total"] for event in events if isinstance(event.get("total"), int | float)]
-    seconds = total.get("seconds") or (
-        totals[-1] if totals else sum(_number_or_zero(event.get("seconds")) for event in good)
-    )
+    seconds = total.get("seconds") or (totals[-1] if totals else sum(as_float(event.get("seconds")) for event in good))
     again = total.get("recompiles") if total else sum(bool(event.get("reason")) for event in good)
-    hits = total.get("cache_hits") if total else sum(_number_or_zero(event.get("cache_hits")) for event in good)
+    hits = total.get("cache_hits") if total else sum(as_float(event.get("cache_hits")) for event in good)
     phrases = [Message("{graphs} in {seconds} s", graphs=counted(graphs, "graph"), seconds=f"{seconds:.0f}")]
     phrases += [Message("{count} recompiled", count=again)] if again else []
     phrases += [Message("{hits} from the cache", hits=f"{hits:.0f}")] if hits else []
@@ -64,10 +62,6 @@ def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[Jso
             else Message("{seconds} s lost so far" if run.active else "{seconds} s lost", seconds=f"{-gained:.0f}")
         )
     return join_messages(phrases)
-
-
-def _number_or_zero(value: JsonValue) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _list(title: str, lines: Iterable[MessageLike], kind: str, sum_up: MessageLike = "") -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kohya_gui.i18n.sentences import data
-from library.config.json_types import JsonObject, JsonValue
+from library.config.json_types import JsonObject, JsonValue, as_float
 from library.config.problems import Message, MessageLike, counted, join_messages
 from library.runs import explain, layout, machine, stop
 from library.runs.durations import duration_in_words, local_time
@@ -166,22 +166,22 @@ def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
 def _silent(progress: RunProgress, now: float) -> float:
     """Seconds since the last event, if unusually many; otherwise 0."""
     last = progress.phase or progress.last
-    last_time, pace = last.get("t"), progress.last.get("s_it")
+    last_time = last.get("t")
     if not isinstance(last_time, int | float):
         return 0.0
     silent = now - last_time
     # Twenty steps count as usual, so that a slow training is not reported as hanging.
-    return silent if silent > max(SILENCE_SHOWN_FROM, 20 * pace if isinstance(pace, int | float) else 0.0) else 0.0
+    return silent if silent > max(SILENCE_SHOWN_FROM, 20 * as_float(progress.last.get("s_it"))) else 0.0
 
 
 def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[MessageLike, MessageLike, int, int]:
     """The current activity, what is left, and how much of how much is done (0 of 0 if unknown)."""
     if run.facts.get("lost"):  # its earlier progress is no longer true
         return "Its progress is not known", "", 0, 0
-    step, total = number(progress.last.get("step")), number(run.facts.get("total_steps"))
+    step, total = whole_number(progress.last.get("step")), whole_number(run.facts.get("total_steps"))
     phase = progress.phase if run.active else None
     if phase and str(phase.get("name")).startswith("compiling "):
-        done, of = number(phase.get("done")), number(phase.get("total"))
+        done, of = whole_number(phase.get("done")), whole_number(phase.get("total"))
         # DoubleStreamBlock -> double stream block
         block = re.sub("(?<=[a-z])(?=[A-Z])", " ", str(phase["name"]).removeprefix("compiling ")).lower()
         title = Message("compiling {block}", block=block).capitalized()
@@ -191,7 +191,7 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
         compiling = layout.facts_section(run.facts, "compile").get("compile")
         return ("Compiling in the first step" if compiling else "Preparing the first step"), "", 0, 0
     if phase:
-        done, of = number(phase.get("done")), number(phase.get("total"))
+        done, of = whole_number(phase.get("done")), whole_number(phase.get("total"))
         phase_name = phase.get("name") or ""
         name = phase_name if isinstance(phase_name, Message) else Message(str(phase_name))
         return name.capitalized(), Message("{done} / {of}", done=done, of=of) if of else "", done, of
@@ -207,8 +207,8 @@ def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[Message
     )
 
 
-def number(value: JsonValue) -> int:
-    return int(value) if isinstance(value, int | float) else 0
+def whole_number(value: JsonValue) -> int:
+    return int(as_float(value))
 
 
 def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
-from library.config.json_types import JsonMapping, JsonValue
+from library.config.json_types import JsonMapping, as_float
 from library.config.problems import ConfigError, Message, MessageLike, counted
 from library.runs import reader, written_files
 from library.runs.sample_sheet import arrange_samples, draw_sheet
@@ -37,7 +37,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     rows: dict[tuple[int, str], list[RunSample]] = {}
     for sample in with_resumed(run):
         number, prompt = (sample.event.get(name) for name in ("number", "prompt"))
-        rows.setdefault((_whole_number(number), str(prompt or "")), []).append(sample)
+        rows.setdefault((int(as_float(number)), str(prompt or "")), []).append(sample)
     if not rows:
         return ""
     shown = "".join(_row(*of, samples) for of, samples in sorted(rows.items(), key=lambda row: row[0][0]))
@@ -57,7 +57,7 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
     template = "{pictures} in {seconds} s; samples took {share} of the training"
     said = Message(
         "{pictures} in {seconds} s; samples took {share} of the training so far" if active else template,
-        pictures=counted(_whole_number(pictures), "sample image"),
+        pictures=counted(int(as_float(pictures)), "sample image"),
         seconds=f"{seconds:.1f}",
         share=f"{share:.0%}",
     )
@@ -104,10 +104,6 @@ def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
 def sample_address(run_id: str, place: int) -> str:
     """The address of a sample, relative to the page's."""
     return f"api/v1/runs/{quote(run_id, safe='')}/samples/{place}"
-
-
-def _whole_number(value: JsonValue) -> int:
-    return int(value) if isinstance(value, int | float) else 0
 
 
 def serve_sample(run_id: str, place: int | str, small: bool) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
 from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
-from kohya_gui.form.requested import requested_form, requested_submission
+from kohya_gui.form.requested import of_tab, requested_submission
 from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
@@ -192,7 +192,7 @@ class SamplingTab:
                 raise ConfigError("There is no such choice: load the page again.")
             kind = config_class(script)
         else:
-            form = requested_form(self.forms, name.removeprefix(TAB))
+            form = of_tab(self.forms, name.removeprefix(TAB))
             submission = form.parse_submission(request.text("form"))
             kind, values = form.configs[submission.family], submission.values
         sampled = config_class(families.lora_script(kind.family))

@@ -37,7 +37,7 @@ from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.outputs import paths as save
 from library.runs import explain, layout, reader
-from library.runs.launcher import starting
+from library.runs.launcher import launch_command
 
 WARM, TIMED = 3, 2  # steps; the first load kernels and compile, so they are excluded from the speed
 TRIES = 6
@@ -203,7 +203,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], parent: Pat
     """Train some steps on generated images below `parent`, and read the result."""
     folder = parent / secrets.token_hex(4)
     write_atomic(folder / "run.toml", to_toml(prepare_try(config, size, folder)))
-    arguments, variables = starting(folder / "run.toml", config.script, **how)
+    arguments, variables = launch_command(folder / "run.toml", config.script, **how)
     environment = {**os.environ, **variables, "KOHYA_HOME": str(folder / "home")}
     with (folder / "log.txt").open("wb") as log:
         code = subprocess.run(

@@ -130,36 +130,36 @@ def listed_candidates() -> Iterator[str]:
 
 def check_bench_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for all invalid options, before anything is loaded."""
-    problems = []
+    if problems := [*_subject_problems(arguments), *_value_problems(arguments), *_not_together(arguments)]:
+        raise ConfigError(*problems)
+
+
+def _subject_problems(arguments: argparse.Namespace) -> Iterator[str]:
     subjects = [name for name in ("run", "family", "diffusers") if getattr(arguments, name)]
     subjects += ["config"] if arguments.config and not arguments.diffusers else []
     if len(subjects) != 1:
-        problems.append("name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE")
+        yield "name one thing to measure: RUN.toml, --family NAME, or --diffusers CLASS --config FILE"
     if arguments.diffusers and not arguments.config:
-        problems.append("--diffusers needs --config FILE, the model's config.json")
+        yield "--diffusers needs --config FILE, the model's config.json"
     for path in filter(None, (arguments.run, arguments.config)):
         if not path.is_file():
-            problems.append(f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist")
-    problems += [
-        f"--part {part} is not a part: choose from {', '.join(BENCH_PARTS)}"
-        for part in _split_commas(arguments.part)
-        if part not in BENCH_PARTS
-    ]
+            yield f"{path} is a folder, not a file" if path.is_dir() else f"{path} does not exist"
+
+
+def _value_problems(arguments: argparse.Namespace) -> Iterator[str]:
+    for part in _split_commas(arguments.part):
+        if part not in BENCH_PARTS:
+            yield f"--part {part} is not a part: choose from {', '.join(BENCH_PARTS)}"
     for side in _split_commas(arguments.resolution):
         if not (side.isascii() and side.isdigit()) or not 64 <= int(side) <= 8192 or int(side) % 64:
-            problems.append(f"--resolution {side} must be a multiple of 64 from 64 to 8192")
+            yield f"--resolution {side} must be a multiple of 64 from 64 to 8192"
     for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("seconds", 0)):
         if (value := getattr(arguments, name)) is not None and not least <= value < math.inf:
-            problems.append(f"--{name} must be at least {least}, got {value}")
-    problems += [
-        f"--{name} {text} must read NAME=VALUE"
-        for name in ("set", "input")
-        for text in getattr(arguments, name)
-        if not text.partition("=")[0].strip() or "=" not in text
-    ]
-    problems += _not_together(arguments)
-    if problems:
-        raise ConfigError(*problems)
+            yield f"--{name} must be at least {least}, got {value}"
+    for name in ("set", "input"):
+        for text in getattr(arguments, name):
+            if not text.partition("=")[0].strip() or "=" not in text:
+                yield f"--{name} {text} must read NAME=VALUE"
 
 
 def _not_together(arguments: argparse.Namespace) -> Iterator[str]:

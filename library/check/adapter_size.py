@@ -56,33 +56,34 @@ def adapter_size(config: AdapterRun) -> JsonObject:
     # Attaching adapters changes the networks, so attach them to a copy of the cached ones; without data it is quick.
     family, pristine = _load_components(type(config), _model_key(config), methods.reads_encoders(config))
     components = ModelComponents(copy.deepcopy(pristine.denoiser), None, copy.deepcopy(pristine.encoders), {})
-    counts = [0] * len(groups)
+    counts = [0] * len(groups)  # blocks of the model
     for path, _ in components.denoiser.named_parameters():
         if block := block_of_adapter(family.adapter_name("denoiser", path.rpartition(".")[0]), groups):
             counts[block[0]] = max(counts[block[0]], block[1] + 1)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that tensors on the meta device hold no data
         method: Any = methods.attach_method(components, family, _without_weights(config, args))
-    is_ours = isinstance(method, LoraAdapters)
-    names = list(method.adapters) if is_ours else [adapter.lora_name for adapter in method.network.loras]
-    blocks = [[0] * count for count in counts]
+    if isinstance(method, LoraAdapters):
+        names = list(method.adapters)
+        stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
+    else:
+        names = [adapter.lora_name for adapter in method.network.loras]
+        stored = list(method.network.state_dict().values())
+    blocks = [[0] * count for count in counts]  # adapted layers of each
     for name in names:
         if block := block_of_adapter(name, groups):
             blocks[block[0]][block[1]] += 1
-    if is_ours:
-        stored = [tensor for adapter in method.adapters.values() for tensor in adapter.tensors().values()]
-    else:
-        stored = list(method.network.state_dict().values())
     parameter_count = sum(tensor.numel() for tensor in method.parameters())
     stored_count = sum(tensor.numel() for tensor in stored)
-    layers = [] if is_ours else [adapter.org_module[0] for adapter in method.network.loras]
-    if isinstance(args, LycorisArgs) and args.algo == "full":
-        own_parameters = (parameter for layer in layers for parameter in layer.parameters(recurse=False))
-        parameter_count = stored_count = sum(parameter.numel() for parameter in own_parameters)
-    elif isinstance(args, LycorisArgs) and args.dora_wd:  # the adapters were built without: add the magnitudes
-        side = 0 if args.wd_on_output else 1
-        magnitudes = sum(layer.weight.shape[side] for layer in layers if layer.weight.dim() > 1)
-        parameter_count, stored_count = parameter_count + magnitudes, stored_count + magnitudes
+    if isinstance(args, LycorisArgs):
+        layers = [adapter.org_module[0] for adapter in method.network.loras]
+        if args.algo == "full":
+            own_parameters = (parameter for layer in layers for parameter in layer.parameters(recurse=False))
+            parameter_count = stored_count = sum(parameter.numel() for parameter in own_parameters)
+        elif args.dora_wd:  # the adapters were built without: add the magnitudes
+            side = 0 if args.wd_on_output else 1
+            magnitudes = sum(layer.weight.shape[side] for layer in layers if layer.weight.dim() > 1)
+            parameter_count, stored_count = parameter_count + magnitudes, stored_count + magnitudes
     return {
         "layers": len(names),
         "parameters": parameter_count,

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,15 @@ from library.runs.record import Record
 from library.train.journal import Progress
 from library.train.saving import base_files, resume_check
 
-# Options already covered by rules, for which a check of the files would repeat the problem.
-RULED = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
+# Options that rules of the config cover: for them, these stages would repeat the problem.
+RULED_STAGES = ("images", "model", "length")
+RULED_OPTIONS = {"resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "model_type", "initial_step"}
 # Options with which everything is trained.
 RATE_DEFAULTS: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encoder_lr": (), "block_lr": None}
 PROGRESS_DELAY = 2.0  # seconds after which scanning the images reports progress
-FITTED = ("model", "network", "other adapters")  # stages required before parts are checked together
-COUNTED = ("model", "images", "machine")  # stages required before graphs are counted
-SHAPING = {
+NEEDED_TO_FIT = ("model", "network", "other adapters")  # stages required before parts are checked together
+NEEDED_FOR_GRAPHS = ("model", "images", "machine")  # stages required before graphs are counted
+SHAPE_OPTIONS = {
     "network_dim",
     "network_args",
     "network_module",
@@ -48,7 +49,7 @@ SHAPING = {
     "network_train_text_encoder_only",
     "train_text_encoder",
     "assistant_lora",
-}
+}  # which weights there are depends on these: no parts are checked together if one is wrong
 LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
 
 # Variables that `accelerate launch` sets if its config shards models.
@@ -124,52 +125,51 @@ def evaluate(
 
     Problems found when reading the config are not repeated, and their consequences are left out.
     """
-    problems, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
+    earlier, wrong = (reading.problems, reading.wrong) if reading else ([], frozenset())
     config = base_files.with_local_files(config)
     unreachable, announced = base_files.remote_files(config)
-    named_options = wrong.union(*(problem.options for problem in problems))
+    named_options = wrong.union(*(problem.options for problem in earlier))
     missing = building.find_missing(config)
     missing_options = {problem.option for problem in missing}  # report a missing value only once
     new_problems = [problem for problem in missing if problem.option not in named_options]
+
+    def is_new(problem: Problem, stage: str) -> bool:
+        if stage in RULED_STAGES and problem.option in RULED_OPTIONS & named_options:
+            return False
+        if problem in (*earlier, *new_problems) or problem.option in missing_options:
+            return False
+        return wrong.isdisjoint(problem.options)
+
     failed: dict[str, bool] = {}
-    for stage, find in _stages(config, images, unreachable, failed).items():
+    for stage, find in _stages(config, images, unreachable, wrong, failed).items():
         stage_problems: list[Problem] = []
-        with _collect_errors(bool(problems), stage_problems):
-            stage_problems += as_problems(find()) if stage != "fit" or wrong.isdisjoint(SHAPING) else ()
+        with _collect_errors(bool(earlier), stage_problems):
+            stage_problems += as_problems(find())
         failed[stage] = bool(stage_problems)
         for problem in stage_problems:
-            is_covered = stage in ("images", "model", "length") and problem.option in RULED & named_options
-            is_reported = is_covered or problem in (*problems, *new_problems) or problem.option in missing_options
-            if not is_reported and wrong.isdisjoint(problem.options):
+            if is_new(problem, stage):
                 new_problems.append(problem)
-    remarks: list[MessageLike] = [*images.warnings, *training_length.length_notes(config, images)]
-    remarks += [*code_notes(config), *announced]
+
+    remarks: list[MessageLike] = [
+        *images.warnings,
+        *training_length.length_notes(config, images),
+        *code_notes(config),
+        *announced,
+    ]
     # Notes on unreadable parts would only raise errors.
-    with _collect_errors(bool(problems), []):
-        family = families.family_for(config)
-        remarks += [] if failed["model"] else [*family.notes(), *_check_caption_lengths(family, images)]
-        remarks += [] if failed["model"] else meta_model.find_idle_rounding(config)
-        remarks += [] if failed["model"] else meta_model.find_second_rounding(config)
-        model = config.model.pretrained_model_name_or_path or ""
-        remarks += recognition.find_name_notes(config.family, model, asdict(config.model))
-        resumes = not (failed["length"] or any(problem.option == "resume" for problem in new_problems))
-        remarks += _find_changed_options(config, images) if resumes else []
-        remarks += [] if failed["network"] else methods.method_notes(config)
-        remarks += [] if failed["model"] or failed["other adapters"] else adapter_files.find_relative_notes(config)
-        remarks += [] if config.compile.compile_fullgraph else _find_graph_problems(config, images, failed)
-        in_half = families.facts_of(config.family).trained_in_compute_dtype
-        remarks += [] if failed["optimizer"] else optimizers.optimizer_notes(config, in_half)
-        remarks += [] if failed["samples"] else sample_prompts.idle_prompts(config, family)
-        remarks += [unlisted] if (unlisted := registry.unusable()) else []
-        of_machine = [*_check_single_process(config), *_check_half_precision(config), *_missing_gpu_features(config)]
-        with_problems = {problem.option for problem in (*problems, *new_problems)}
-        remarks += [remark for remark in of_machine if remark.option not in with_problems]
-        remarks += ineffective.remarks(config, [*problems, *new_problems, *remarks, *building.config_notes(config)])
+    with _collect_errors(bool(earlier), []):
+        for remark in _find_remarks(config, images, failed, earlier, new_problems):
+            remarks.append(remark)
+        remarks += ineffective.remarks(config, [*earlier, *new_problems, *remarks, *building.config_notes(config)])
     return new_problems, [remark for remark in as_problems(remarks) if wrong.isdisjoint(remark.options)]
 
 
 def _stages(
-    config: RunConfig, images: data.Check, unreachable: Sequence[Problem], failed: Mapping[str, bool]
+    config: RunConfig,
+    images: data.Check,
+    unreachable: Sequence[Problem],
+    wrong: Collection[str],
+    failed: Mapping[str, bool],
 ) -> dict[str, Callable[[], Iterable[MessageLike]]]:
     """Return the checks in the order of their reports. The caller adds to `failed` while it runs them, as the last ones
     depend on earlier ones.
@@ -192,8 +192,44 @@ def _stages(
         "rates": lambda: optimizers.zero_rate_problems(config),
         "graphs": lambda: _find_graph_problems(config, images, failed) if config.compile.compile_fullgraph else [],
         "values": lambda: [] if failed["other adapters"] else adapter_files.find_damaged_values(config),
-        "fit": lambda: [] if any(map(failed.get, FITTED)) else _find_mismatches(config, failed),
+        "fit": lambda: _find_mismatches(config, wrong, failed),
     }
+
+
+def _find_remarks(
+    config: RunConfig,
+    images: data.Check,
+    failed: Mapping[str, bool],
+    earlier: Sequence[Problem],
+    new_problems: Sequence[Problem],
+) -> Iterator[MessageLike]:
+    """Yield remarks on the parts whose checks passed."""
+    family = families.family_for(config)
+    if not failed["model"]:
+        yield from family.notes()
+        yield from _check_caption_lengths(family, images)
+        yield from meta_model.find_idle_rounding(config)
+        yield from meta_model.find_second_rounding(config)
+    model = config.model.pretrained_model_name_or_path or ""
+    yield from recognition.find_name_notes(config.family, model, asdict(config.model))
+    if not failed["length"] and all(problem.option != "resume" for problem in new_problems):
+        yield from _find_changed_options(config, images)
+    if not failed["network"]:
+        yield from methods.method_notes(config)
+    if not failed["model"] and not failed["other adapters"]:
+        yield from adapter_files.find_relative_notes(config)
+    if not config.compile.compile_fullgraph:
+        yield from _find_graph_problems(config, images, failed)
+    if not failed["optimizer"]:
+        yield from optimizers.optimizer_notes(config, families.facts_of(config.family).trained_in_compute_dtype)
+    if not failed["samples"]:
+        yield from sample_prompts.idle_prompts(config, family)
+    if unlisted := registry.unusable():
+        yield unlisted
+    with_problems = {problem.option for problem in (*earlier, *new_problems)}
+    for remark in (*_check_single_process(config), *_check_half_precision(config), *_missing_gpu_features(config)):
+        if remark.option not in with_problems:
+            yield remark
 
 
 @contextlib.contextmanager
@@ -210,8 +246,10 @@ def _collect_errors(is_invalid: bool, problems: list[Problem]) -> Iterator[None]
             raise
 
 
-def _find_mismatches(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[Problem]:
+def _find_mismatches(config: RunConfig, wrong: Collection[str], failed: Mapping[str, bool]) -> Iterator[Problem]:
     """Yield mismatches between parts that are valid by themselves."""
+    if any(map(failed.get, NEEDED_TO_FIT)) or not SHAPE_OPTIONS.isdisjoint(wrong):
+        return
     config = base_files.without_remote_files(config)
     if failed["resume"]:
         config = replace(config, steps=replace(config.steps, resume=None))
@@ -223,7 +261,7 @@ def _find_mismatches(config: RunConfig, failed: Mapping[str, bool]) -> Iterator[
 
 def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     # An error with compile_fullgraph; otherwise blocks only run more slowly.
-    if not any(map(failed.get, COUNTED)):
+    if not any(map(failed.get, NEEDED_FOR_GRAPHS)):
         yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
 
 

@@ -24,7 +24,7 @@ from library.downloads.finding import MODEL_OPTION
 from library.families import RUNS, config_class, recognition
 from library.recipes.preset_files import path_today
 from library.runs import foreground, gpu_slots, keys, watching
-from library.runs.launcher import starting
+from library.runs.launcher import launch_command
 from library.sampling import shell as sampling
 
 SCRIPTS = textwrap.fill(", ".join(RUNS), 100, initial_indent="  ", subsequent_indent="  ")
@@ -58,7 +58,7 @@ def launch_training(argv: list[str]) -> int:
         reading = dataclasses.replace(reading, problems=problems)
         return complain("\n".join(map(str, [*problems, *train_script.problems_beyond_reading(reading)])), EXIT_MISUSED)
     path, flags = split_file(flags)
-    arguments, variables = starting(path or "", target, **launch_options)
+    arguments, variables = launch_command(path or "", target, **launch_options)
     start = time.time()
     code = foreground.run_in_foreground(
         [*(arguments if path else arguments[:-2]), *flags], variables | keys.key_environment()

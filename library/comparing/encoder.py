@@ -70,8 +70,7 @@ class ImageEncoder:
 
     def _features(self, pixels: torch.Tensor) -> torch.Tensor:
         if hasattr(self._model, "get_image_features"):
-            answer = self._model.get_image_features(pixel_values=pixels)
-            return getattr(answer, "pooler_output", answer)  # a tensor in older versions of transformers
+            return self._model.get_image_features(pixel_values=pixels).pooler_output
         answer = self._model(pixel_values=pixels)
         pooled = getattr(answer, "pooler_output", None)
         return (answer.last_hidden_state[:, 0] if pooled is None else pooled).flatten(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from library import families
 from library.config.building import draft
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonMapping, JsonObject, as_float
 from library.config.outside_files import load_toml
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
@@ -95,8 +95,7 @@ def _with_earlier(run: reader.RecordedRun) -> list[tuple[reader.RecordedRun, Jso
 
 
 def _step(event: JsonMapping) -> int:
-    step = event.get("step")
-    return int(step) if isinstance(step, int | float) else 0
+    return int(as_float(event.get("step")))
 
 
 def _saved(run: reader.RecordedRun) -> Sequence[JsonObject]:

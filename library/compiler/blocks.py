@@ -6,6 +6,7 @@ and `requires_grad` are final.
 """
 
 import argparse
+import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,46 +97,59 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     log, and lets the caller compile some or all blocks later. Raises ConfigError if this machine cannot compile.
     """
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
-    blocks = [block for group in target_blocks for block in group]
+    blocks = list(itertools.chain.from_iterable(target_blocks))
+    inputs, backends = inputs or {}, backends or {}
     if problems := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
         raise ConfigError(*problems)
     cache.use_cache(getattr(args, "compile_cache_dir", None), device)
-    sizes = max((block_inputs.sizes for block_inputs in (inputs or {}).values()), default=1)
-    THREAD_SETTINGS.want(wanted_settings(args, device, sizes))
+    THREAD_SETTINGS.want(wanted_settings(args, device, _most_sizes(inputs)))
     plan = plan or CompilePlan(log)
-    log = plan.log
-    log.listen()
+    plan.log.listen()
     if disable_linear:
         for block in blocks:
             disable_linear_from_compile(block)
     learning = {type(block).__name__ for block in blocks if any(p.requires_grad for p in block.parameters())}
-    options = block_options(args, blocks, inputs or {}, device)
-    compiler = BlockCompiler(args, options, inputs or {}, backends or {}, log, learning)
+    options = block_options(args, blocks, inputs, device)
+    compiler = BlockCompiler(args, options, inputs, backends, plan.log, learning)
     for block in blocks:
         block.__class__ = compiler.entry(block, type(block))
-        block.__dict__["_compile_log"] = log
-    if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
+        block.__dict__["_compile_log"] = plan.log
+    if _records_denoiser(args, device):
         cudagraph.record_denoiser_calls(model, plan)
     first_steps = args.first_steps() if hasattr(args, "first_steps") else {}
     plan.begin(blocks, compiler.compile, first_steps, getattr(args, "compile_compare_steps", 0))
-    option_text = ", ".join(f"{k}={v}" for k, v in {"mode": args.compile_mode or "default", **options}.items())
-    graphs = counted(sum(log.predicted().values()), "graph")
-    logger.info("%s: %s, %s (%s)", log_prefix, counted(len(blocks), "block"), graphs, option_text)
+    _log_compiling(log_prefix, len(blocks), plan.log, {"mode": args.compile_mode or "default", **options})
     return model
+
+
+def _log_compiling(prefix: str, num_blocks: int, log: CompileLog, options: JsonMapping) -> None:
+    graphs = counted(sum(log.predicted().values()), "graph")
+    option_text = ", ".join(f"{name}={value}" for name, value in options.items())
+    logger.info("%s: %s, %s (%s)", prefix, counted(num_blocks, "block"), graphs, option_text)
+
+
+def _most_sizes(inputs: Mapping[Any, BlockInputs]) -> int:
+    """Return the most sizes for which any block is compiled separately."""
+    return max((block_inputs.sizes for block_inputs in inputs.values()), default=1)
+
+
+def _records_denoiser(args: Any, device: torch.device) -> bool:
+    """Return whether compile_mode records CUDA graphs: of the whole denoiser, instead of inductor's for each block."""
+    return device.type == "cuda" and args.compile_mode in RECORDED_MODES
 
 
 def block_options(
     args: Any, blocks: Sequence[nn.Module], inputs: Mapping[Any, BlockInputs], device: torch.device
 ) -> JsonObject:
     """Return the keyword arguments of torch.compile for these blocks."""
-    options = torch_compile_options(args, max((block_inputs.sizes for block_inputs in inputs.values()), default=1))
+    options = torch_compile_options(args, _most_sizes(inputs))
     all_described = bool(blocks) and all(block in inputs or type(block).__name__ in inputs for block in blocks)
     if all_described and options["dynamic"] is None:
         # Dimensions that vary are marked one by one. With dynamic=None PyTorch infers them per line of code, which
         # blocks of all widths share, and would make a size dynamic that is the same for all images.
         options["dynamic"] = False
-    if device.type == "cuda" and args.compile_mode in RECORDED_MODES:
-        options["mode"] = RECORDED_MODES[args.compile_mode]  # the whole denoiser is recorded instead
+    if _records_denoiser(args, device):
+        options["mode"] = RECORDED_MODES[args.compile_mode]
     return options
 
 

@@ -136,9 +136,9 @@ class PassRecorder:
             with contextlib.suppress(RuntimeError, AssertionError):  # without a GPU
                 torch.cuda.empty_cache()
 
-    def free_if_short(self, needed: int = SPARE_BYTES) -> bool:
-        """Free all recordings if less than `needed` bytes of the device's memory are left; return whether it did."""
-        if not self.made or self._pool is None or self._pool.free_bytes() >= needed:
+    def free_if_short(self) -> bool:
+        """Free all recordings if less than SPARE_BYTES of the device's memory are left; return whether it did."""
+        if not self.made or self._pool is None or self._pool.free_bytes() >= SPARE_BYTES:
             return False
         self.free()
         return True

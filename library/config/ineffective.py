@@ -6,7 +6,7 @@ A rule covers one or several options and names the option that would enable them
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from library.config.problems import Message, MessageLike, Problem, option_name
+from library.config.problems import Message, MessageLike, Problem, as_message, option_name
 from library.config.run_config import INEFFECTIVE_EVERYWHERE, Rule, RunConfig
 from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun, EmbeddingRun
@@ -38,7 +38,7 @@ def ineffective_options(config: RunConfig) -> dict[str, Message]:
     for names, applies, reason in _rules(config):
         if not applies(config):
             reasons |= {name: reason for name in names.split() if name in options and name not in reasons}
-    return {name: reason if isinstance(reason, Message) else Message(reason) for name, reason in reasons.items()}
+    return {name: as_message(reason) for name, reason in reasons.items()}
 
 
 def of_model(config: RunConfig) -> dict[str, MessageLike]:

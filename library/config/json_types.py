@@ -9,3 +9,8 @@ from typing import Any, TypeAlias, Union
 JsonValue: TypeAlias = Union[None, bool, int, float, str, "Sequence[JsonValue]", "JsonMapping"]  # noqa: UP007
 JsonObject: TypeAlias = dict[str, Any]  # a table: in memory it may hold paths and numbers that are converted on writing
 JsonMapping: TypeAlias = Mapping[str, Any]  # the same, read-only
+
+
+def as_float(value: object) -> float:
+    """Return a number of a file; 0 for anything else, such as a missing one."""
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -319,6 +319,10 @@ def attempted(problems: list[Problem], make: Callable[[], T]) -> T | None:
     return None
 
 
+def as_message(text: MessageLike) -> Message:
+    return text if isinstance(text, Message) else Message(text)
+
+
 def as_problems(texts: Iterable[MessageLike]) -> Iterator[Problem]:
     """Convert texts to problems: messages become one each, plain texts one per line.
 

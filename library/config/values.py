@@ -190,31 +190,23 @@ class Option:
             raise ConfigError(
                 "must be a name, or several joined by dots as in module.Class, got {value}", value=quoted(value)
             )
+        self._check_limits(value)
+        return value
+
+    def _check_limits(self, value: Any) -> None:
+        """Raise ConfigError for a number beyond min, max or ceiling."""
         low, high = self.hints.get("min"), self.hints.get("max")
         if (low is not None and value < low) or (high is not None and value > high):
-            shape = (
-                "at least {low}"
-                if high is None
-                else "at most {high}"
-                if low is None
-                else "at least {low} and at most {high}"
-            )
+            shapes = {(False, True): "at least {low}", (True, False): "at most {high}"}
+            shape = shapes.get((low is None, high is None), "at least {low} and at most {high}")
             usual = self.hints.get("usual", self.default)
             fix = {self.name: usual} if low is not None and value < min(low, 0) and usual is not None else {}
-            raise ConfigError(
-                Problem(
-                    "",
-                    "must be {limits}, got {value}",
-                    fix=fix,
-                    code=LIMITS,
-                    limits=Message(shape, low=low, high=high),
-                    value=quoted(value),
-                )
-            )
+            limits = Message(shape, low=low, high=high)
+            template = "must be {limits}, got {value}"
+            raise ConfigError(Problem("", template, fix=fix, code=LIMITS, limits=limits, value=quoted(value)))
         ceiling = self.hints.get("ceiling", MAX_NUMBER if self.type is float else None)
         if ceiling is not None and value > ceiling:
             raise ConfigError("must be at most {ceiling}, got {value}", ceiling=f"{ceiling:,}", value=quoted(value))
-        return value
 
     def _match_choice(self, value: Any) -> Any:
         value = value.strip() if isinstance(value, str) else value

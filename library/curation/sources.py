@@ -141,27 +141,8 @@ def source_of_subset(subset: SubsetConfig) -> str:
 
 def _add_images(collection: ImageCollection, survey: Survey, report: Report | None) -> None:
     """Add the trainer's images to a collection, except those that it already has."""
-    places, opened_pictures = _Places(collection, survey), {picture.path: picture for picture in collection.pictures}
-    added: list[Picture] = []
-    learned: set[tuple[str, int]] = set()
-    for image in survey.images.items:
-        mark = image.path, survey.images.datasets[image.dataset].table
-        if image.path not in opened_pictures and mark not in learned:  # else it is there at another size
-            added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
-        learned.add(mark)
-    for image in survey.images.validation.items if survey.images.validation else ():
-        mark = image.path, survey.images.datasets[image.dataset].table
-        if mark in learned:
-            continue  # in both parts, as in a state of an earlier version: it counts as one for training
-        if image.path in opened_pictures:
-            opened_pictures[image.path].role, opened_pictures[image.path].repeats = "held", 1
-        else:
-            added.append(_picture_of_image(survey, places.of(image), image, "held"))
-        learned.add(mark)
-    for image in survey.copies:
-        added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
-        added[-1].unused = HELD_OUT
-    added += _unused_pictures(survey, places, {*opened_pictures, *(picture.path for picture in added)})
+    places = _Places(collection, survey)
+    added = _new_pictures(collection, survey, places)
     existing = [picture for picture in added if picture.modified]  # of the others only cached latents may exist
     survey_sizes = [picture.size for picture in existing]
     scanning.examine_pictures(collection, existing, report)
@@ -175,6 +156,31 @@ def _add_images(collection: ImageCollection, survey: Survey, report: Report | No
         place.images += image_counts[place.folder]
     collection.places = [place for place in collection.places if place.images]
     collection.hold([*collection.pictures, *added])
+
+
+def _new_pictures(collection: ImageCollection, survey: Survey, places: _Places) -> list[Picture]:
+    """Return the survey's images that the collection does not have, and mark those of it that are held out."""
+    opened_pictures = {picture.path: picture for picture in collection.pictures}
+    added: list[Picture] = []
+    known: set[tuple[str, int]] = set()  # an image is in the survey once for each size
+    for image in survey.images.items:
+        mark = image.path, survey.images.datasets[image.dataset].table
+        if image.path not in opened_pictures and mark not in known:
+            added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
+        known.add(mark)
+    for image in survey.images.validation.items if survey.images.validation else ():
+        mark = image.path, survey.images.datasets[image.dataset].table
+        if mark in known:
+            continue  # in both parts, as in a state of an earlier version: it counts as one for training
+        if image.path in opened_pictures:
+            opened_pictures[image.path].role, opened_pictures[image.path].repeats = "held", 1
+        else:
+            added.append(_picture_of_image(survey, places.of(image), image, "held"))
+        known.add(mark)
+    for image in survey.copies:
+        added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
+        added[-1].unused = HELD_OUT
+    return added + _unused_pictures(survey, places, {*opened_pictures, *(picture.path for picture in added)})
 
 
 def _picture_of_image(survey: Survey, place: ImageFolder, image: Image, role: str) -> Picture:

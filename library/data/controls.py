@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -127,51 +127,63 @@ def controls_of(
     `listed_paths` are those of a metadata file. Regularisation images may have none.
     """
     if use.inpaints:
-        mask = image.mask_file or (image.path if subset.alpha_mask else "")
-        if not mask and use.random_masks:
-            control_image = ControlImage(image.path, image.size, image.fit, how=image.how)
-            return tuple(replace(control_image, drawn=number) for number in range(use.random_masks))
-        if not mask:
-            survey.unmasked.append(image.path)
-        return (ControlImage(image.path, image.size, image.fit, mask, how=image.how),)
+        return _masks_to_inpaint(survey, subset, image, use)
     if not use.most:
         if listed_paths:
-            survey.problems.append(
-                about_images(
-                    "{path} has a control_path in its metadata file, but this model takes no reference images",
-                    path=image.path,
-                )
-            )
+            template = "{path} has a control_path in its metadata file, but this model takes no reference images"
+            survey.problems.append(about_images(template, path=image.path))
         return ()
     paths = listed_paths or _reference_files(survey, subset, image)
+    _check_number(survey, subset, image, paths, use, are_listed=bool(listed_paths))
+    return tuple(control for path in paths if (control := _reference_image(survey, subset, path, image.fit.bucket)))
+
+
+def _masks_to_inpaint(
+    survey: "Survey", subset: SubsetConfig, image: Image, use: ControlUse
+) -> tuple[ControlImage, ...]:
+    """Return the image with its mask, or once for each mask that is drawn at random."""
+    mask = image.mask_file or (image.path if subset.alpha_mask else "")
+    control = ControlImage(image.path, image.size, image.fit, mask, how=image.how)
+    if mask:
+        return (control,)
+    if use.random_masks:
+        return tuple(replace(control, drawn=number) for number in range(use.random_masks))
+    survey.unmasked.append(image.path)
+    return (control,)
+
+
+def _check_number(
+    survey: "Survey", subset: SubsetConfig, image: Image, paths: Sequence[str], use: ControlUse, are_listed: bool
+) -> None:
+    """Note an image that has too few or too many reference images, or a folder of them that is missing."""
     min_count = max(use.least, bool(subset.control_directories))  # with a folder set, every image needs one
-    folder_is_missing = not listed_paths and not all(
-        os.path.isdir(folder) for folder in subset.more_control_directories
-    )
     too_few = len(paths) < min_count and not (subset.is_reg and not paths)
+    folder_is_missing = not are_listed and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     source = next(iter(subset.control_directories), subset.metadata_file)
     if too_few and not folder_is_missing and source and os.path.exists(source):
         survey.unreferenced.setdefault(source, []).append(image.path)  # `without_pictures` makes one problem of them
     elif folder_is_missing or too_few or len(paths) > use.most:
         survey.problems.append(_wrong_number(subset, image, len(paths), use))
-    controls = []
-    for path in paths:
-        size = stored_image_size(survey, path)
-        fit = control_fit(subset, size, image.fit.bucket) if min(size) > 0 else None
-        if fit is None:
-            template = "the reference image {path} does not exist"
-            if os.path.lexists(path):
-                template = "the reference image {path} cannot be read: replace it"
-            if min(size) > 0:
-                template = (
-                    "the reference image {path} is {width}x{height}: scaled as the data set says, less than {least} "
-                    "pixels of its shorter side remain; crop or replace it"
-                )
-            facts = {"width": size[0], "height": size[1], "least": SIDE_MULTIPLE}
-            survey.problems.append(about_images(template, path=path, **facts))
-        else:
-            controls.append(ControlImage(path, size, fit, how=survey.how))
-    return tuple(controls)
+
+
+def _reference_image(survey: "Survey", subset: SubsetConfig, path: str, bucket: Size) -> ControlImage | None:
+    """Return a reference image, or None and note why it cannot be used."""
+    size = stored_image_size(survey, path)
+    is_readable = min(size) > 0
+    if is_readable and (fit := control_fit(subset, size, bucket)):
+        return ControlImage(path, size, fit, how=survey.how)
+    if is_readable:
+        template = (
+            "the reference image {path} is {width}x{height}: scaled as the data set says, less than {least} "
+            "pixels of its shorter side remain; crop or replace it"
+        )
+    elif os.path.lexists(path):
+        template = "the reference image {path} cannot be read: replace it"
+    else:
+        template = "the reference image {path} does not exist"
+    facts = {"width": size[0], "height": size[1], "least": SIDE_MULTIPLE}
+    survey.problems.append(about_images(template, path=path, **facts))
+    return None
 
 
 # References of the bucket's size add no graphs, as each bucket keeps one number of tokens.

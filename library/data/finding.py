@@ -51,13 +51,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     resumed = held_out.resumed_split(config)
     split = held_out.hold_out(datasets, learned, regular, config.steps.seed or 0, resumed)
     survey.copies, survey.warnings = split.copies, [*survey.warnings, *held_out.split_warnings(split, resumed)]
-    train, validation = ImageSet([], datasets, held_out=split.marks), ImageSet([], datasets, is_validation=True)
-    for dataset, learned_images, held_images, regular_images in zip(
-        datasets, split.learned, split.held_out, split.regular, strict=True
-    ):
-        train.items += learned_images + _balanced(survey, regular_images, learned_images)
-        plain_subsets = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
-        validation.items += (replace(image, repeats=1, subset=plain_subsets[id(image.subset)]) for image in held_images)
+    train, validation = _image_sets(survey, datasets, split)
     survey.problems += [*without_pictures(survey), *_learned_as_regular(config, datasets)]
     if not train.items and not survey.problems:
         survey.problems.append(_why_none(config, datasets, validation))
@@ -67,6 +61,18 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*survey.other_captions, *survey.warnings), tuple(survey.unused)
     return survey
+
+
+def _image_sets(
+    survey: Survey, datasets: tuple[DatasetConfig, ...], split: held_out.Split
+) -> tuple[ImageSet, ImageSet]:
+    """Return the images to train on, and those held out, once each and without augmentation."""
+    train, validation = ImageSet([], datasets, held_out=split.marks), ImageSet([], datasets, is_validation=True)
+    for dataset, learned, held, regular in zip(datasets, split.learned, split.held_out, split.regular, strict=True):
+        train.items += learned + _balanced(survey, regular, learned)
+        plain_subsets = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
+        validation.items += (replace(image, repeats=1, subset=plain_subsets[id(image.subset)]) for image in held)
+    return train, validation
 
 
 def _why_none(config: RunConfig, datasets: tuple[DatasetConfig, ...], validation: ImageSet) -> Problem:

@@ -4,9 +4,10 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -83,23 +84,30 @@ def hold_out(
         return Split([*learned], [[] for _ in datasets], [*regular])
     if resumed is not None and resumed.marks is None:
         return _as_earlier_versions(datasets, learned, regular, seed)
-    marks = _marks([image for images in (*learned, *regular) for image in images])
-    state_marks = resumed.marks or frozenset() if resumed is not None else frozenset()
+    marks = _marks(chain(*learned, *regular))
+    state_marks = (resumed.marks if resumed is not None else None) or frozenset()
     seeds = [seed if dataset.validation_seed is None else dataset.validation_seed for dataset in datasets]
     contents = [[marks[image.path] for image in images] for images in learned]
     fresh = _choose_marks(contents, shares, seeds)
     chosen = state_marks if state_marks & set(marks.values()) else fresh
     split = Split(marks=tuple(sorted(chosen | state_marks)))  # including images that are gone and may come back
-    split.fresh = sum(
-        mark in fresh for share, own_marks in zip(shares, contents, strict=True) if share for mark in own_marks
-    )
-    for share, images, regular_images in zip(shares, learned, regular, strict=True):
-        held = [image for image in images if marks[image.path] in chosen]
-        split.learned.append([image for image in images if marks[image.path] not in chosen])
+    for share, own_marks, images, regular_images in zip(shares, contents, learned, regular, strict=True):
+        remaining, held = _divide(images, marks, chosen)
+        regular_remaining, regular_copies = _divide(regular_images, marks, chosen)
+        split.learned.append(remaining)
+        split.regular.append(regular_remaining)
         split.held_out.append(held if share else [])
-        split.regular.append([image for image in regular_images if marks[image.path] not in chosen])
-        split.copies += [*([] if share else held), *(image for image in regular_images if marks[image.path] in chosen)]
+        split.copies += regular_copies if share else [*held, *regular_copies]
+        split.fresh += sum(mark in fresh for mark in own_marks) if share else 0
     return split
+
+
+def _divide(
+    images: "Sequence[Image]", marks: Mapping[str, str], chosen: Collection[str]
+) -> "tuple[list[Image], list[Image]]":
+    """Return the images whose marks are not chosen, and those whose marks are."""
+    remaining = [image for image in images if marks[image.path] not in chosen]
+    return remaining, [image for image in images if marks[image.path] in chosen]
 
 
 def _choose_marks(contents: Sequence[Sequence[str]], shares: Sequence[float], seeds: Sequence[int]) -> set[str]:

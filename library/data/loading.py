@@ -73,19 +73,19 @@ class Batches:
     @property
     def shapes(self) -> Counter[tuple[int, ...]]:
         """Batches per epoch over all processes, by (height, width) of the latents, then of reference latents."""
-        counts: Counter[tuple[int, ...]] = Counter()
-        for key, members in self._buckets.items():
-            counts[_latent_sides(key)] += -(-len(members) // self._sizes[key])
-        return counts
+        return self._count_batches(_latent_sides)
 
     def kinds(self) -> Counter[Kind]:
         """Batches per epoch over all processes, by kind.
 
         Short batches count as full ones, to which they can be padded.
         """
-        counts: Counter[Kind] = Counter()
+        return self._count_batches(self._kind)
+
+    def _count_batches(self, shape_of: Callable[[tuple[Any, ...]], tuple[int, ...]]) -> Counter[tuple[int, ...]]:
+        counts: Counter[tuple[int, ...]] = Counter()
         for key, members in self._buckets.items():
-            counts[self._kind(key)] += -(-len(members) // self._sizes[key])
+            counts[shape_of(key)] += -(-len(members) // self._sizes[key])
         return counts
 
     def _kind(self, key: tuple[Any, ...]) -> Kind:
@@ -222,26 +222,24 @@ class Batches:
             preserved = PreservedPrompt(chosen.preserved, kept_text)
         latents: Tensor | None = None
         pixel: Tensor | None = None
+        cached: Mapping[str, np.ndarray] = {}
         if self.images.latents:
-            view, arrays = augment.middle(image.fit, flip), self.images.latents.load(image)
-            latents, alpha = _from_cache(image, arrays, flip)
-            names = (f"control_{number}{'_flipped' * flip}" for number in chosen.controls)
-            controls = [torch.from_numpy(arrays[name]).float() for name in names]
+            view, cached = augment.middle(image.fit, flip), self.images.latents.load(image)
+            latents, alpha = _from_cache(image, cached, flip)
         else:
             view = view_of(image, self.images.datasets[image.dataset].enable_bucket, chosen.random, flip)
             pixel, alpha = _load_from_file(image, view, chosen.random)
-            controls = []
         paint = _region_to_paint(chosen, view)
-        if pixel is not None and paint is not None:
-            controls = [pixel * (1 - paint)]
-        elif pixel is not None:
-            controls_to_load = chosen.controls.values()
-            controls = [
-                control_pixels.control_input(control, image.interpolation, flip) for control in controls_to_load
-            ]
         if self._is_guided:
             control_image = pixels.apply_view(pixels.read_pixels(image.mask_file, image.how), view, image.interpolation)
             controls = [pixels.to_tensor(control_image)]
+        elif pixel is None:
+            names = (f"control_{number}{'_flipped' * flip}" for number in chosen.controls)
+            controls = [torch.from_numpy(cached[name]).float() for name in names]
+        elif paint is not None:
+            controls = [pixel * (1 - paint)]
+        else:
+            controls = [control_pixels.control_input(c, image.interpolation, flip) for c in chosen.controls.values()]
         mask = self._loss_mask(image, view, alpha, is_painted=paint is not None)
         size = size_conditioning(image, flip)
         return BatchSample(chosen.caption, size, chosen.weight, latents, pixel, text, mask, controls, paint, preserved)

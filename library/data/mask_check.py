@@ -96,7 +96,6 @@ OF_WIDE_FILES = (
     ),
 )
 OF_FILES = (
-    BLACK,
     Mistake(
         lambda mask: mask.brightest == 1 and not mask.is_small,
         "masks with values of 0 and 1, of which 1 is nearly black: {paths}; multiply the values by 255",
@@ -142,28 +141,33 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
     some_masks = masks[:: -(-len(masks) // MAX_DECODED_MASKS) or 1]  # every n-th; a step of 0 would be an error
     contents = spread(lambda mask: _content(survey, mask), some_masks, report, Message("checking masks"))
     readable = [(mask, content) for mask, content in zip(some_masks, contents, strict=True) if content]
+    stops, notes = _find_mistakes(readable, survey, use.inpaints)
+    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in readable)  # as if there were none
+    text = None if stops or is_opaque else _summary(len(masks), len(images), readable, use.inpaints)
+    return Masks(text, stops, notes)
+
+
+def _find_mistakes(
+    readable: Sequence[tuple[Mask, Content]], survey: Survey, inpaints: bool
+) -> tuple[list[Problem], list[Problem]]:
+    """Return errors and warnings."""
     of_files = [(mask, content) for mask, content in readable if not mask.is_alpha]
     of_alpha = [(mask, content) for mask, content in readable if mask.is_alpha]
     stops: list[Problem] = [*_themselves(of_files, survey)]
     notes: list[Problem] = []
-    if not stops:
-        usual = (NOTHING_TO_PAINT, *OF_FILES[1:]) if use.inpaints else OF_FILES  # the first of OF_FILES is BLACK
-        for mistake in (*OF_WIDE_FILES, *usual):
-            _sort(mistake, of_files, stops, notes)
-        _sort(NOTHING_TO_PAINT if use.inpaints else OF_TRANSPARENCY, of_alpha, stops, notes)
-        coloured = [mask.path for mask, content in of_files if content.is_colored and content.largest]
-        if coloured and not stops:
-            notes.append(
-                about_images(
-                    "masks in colour, of which only red counts: {paths}; save them in grey", paths=some_files(coloured)
-                )
-            )
-        all_white = bool(of_files) and all(content.share == 1 for _, content in of_files)
-        if all_white and not (stops or use.inpaints):
-            notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
-    is_opaque = all(mask.is_alpha and content.share == 1 for mask, content in readable)  # as if there were none
-    text = None if stops or is_opaque else _summary(len(masks), len(images), readable, use.inpaints)
-    return Masks(text, stops, notes)
+    if stops:
+        return stops, notes
+    for mistake in (*OF_WIDE_FILES, NOTHING_TO_PAINT if inpaints else BLACK, *OF_FILES):
+        _sort(mistake, of_files, stops, notes)
+    _sort(NOTHING_TO_PAINT if inpaints else OF_TRANSPARENCY, of_alpha, stops, notes)
+    if stops:
+        return stops, notes
+    if coloured := [mask.path for mask, content in of_files if content.is_colored and content.largest]:
+        template = "masks in colour, of which only red counts: {paths}; save them in grey"
+        notes.append(about_images(template, paths=some_files(coloured)))
+    if of_files and not inpaints and all(content.share == 1 for _, content in of_files):
+        notes.append(Problem("masked_loss", "changes nothing: all masks are white everywhere"))
+    return stops, notes
 
 
 def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:

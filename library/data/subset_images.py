@@ -3,13 +3,14 @@
 import io
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from library.config.dataset import SubsetConfig
-from library.config.problems import ConfigError, Message, counted
+from library.config.problems import ConfigError, Message, Problem, counted
 from library.data import captions, folder_problems, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
@@ -139,13 +140,7 @@ def read_sizes(
     good, broken, bad_words = [], [], []
     for candidate, (size, words) in zip(candidates, facts, strict=True):
         if isinstance(words, Exception):
-            template = "{caption_file} cannot be read ({why})"
-            if isinstance(words, UnicodeError):
-                template = "{caption_file} is not text in UTF-8: save it with that encoding"
-            why = words.strerror or words if isinstance(words, OSError) else words
-            undecodable = [about_images(template, caption_file=candidate.caption_file, why=why)]
-            problems = words.problems if isinstance(words, ConfigError) else undecodable
-            bad_words += [problem.replaced(topic="images") for problem in problems]
+            bad_words += _caption_problems(candidate.caption_file, words)
         elif min(size) < 1:  # what an unreadable header gives
             broken.append(candidate.path)
         else:
@@ -166,17 +161,33 @@ def read_sizes(
             )
         )
     if remembers and survey.keep and good and not broken:
-        entries = {
-            candidate.path: metadata.Remembered(
-                survey.how.size(candidate.path, size),
-                words,
-                os.path.basename(candidate.caption_file),
-                survey.unread.get(candidate.caption_file, 0),
-            )
-            for candidate, size, words in good
-        }
-        metadata.write_cache(Path(subset.image_dir or ""), entries)
+        _remember(survey, Path(subset.image_dir or ""), good)
     return good
+
+
+def _caption_problems(caption_file: str, error: Exception) -> list[Problem]:
+    """Return why a caption file cannot be read."""
+    if isinstance(error, ConfigError):
+        return [problem.replaced(topic="images") for problem in error.problems]
+    if isinstance(error, UnicodeError):
+        template = "{caption_file} is not text in UTF-8: save it with that encoding"
+        return [about_images(template, caption_file=caption_file)]
+    why = error.strerror or error if isinstance(error, OSError) else error
+    return [about_images("{caption_file} cannot be read ({why})", caption_file=caption_file, why=why)]
+
+
+def _remember(survey: Survey, folder: Path, images: Sequence[tuple[FoundImage, Size, str]]) -> None:
+    """Write sizes and captions into the folder's cache_info."""
+    entries = {
+        candidate.path: metadata.Remembered(
+            survey.how.size(candidate.path, size),
+            words,
+            os.path.basename(candidate.caption_file),
+            survey.unread.get(candidate.caption_file, 0),
+        )
+        for candidate, size, words in images
+    }
+    metadata.write_cache(folder, entries)
 
 
 def _facts(

@@ -133,20 +133,23 @@ def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
     """Encode the uncached captions of these images and those for validation. Returns the cache."""
     cache, template = job.family.text_cache, template_of(job.family)
     captions = list(_captions_to_encode(images, job.config, cache))
-    if not job.config.cache.cache_text_encoder_outputs_to_disk:
-        memory: dict[Phrase, Arrays] = {}
-        phrases = dict.fromkeys(phrase_of(image, words, template) for _, image, words in captions)
-        _encode_phrases([(phrase, [phrase]) for phrase in phrases], job, memory.__setitem__)
-        return Texts(cache, template, memory)
-    store = Texts(cache, template)
+    if job.config.cache.cache_text_encoder_outputs_to_disk:
+        return _encode_to_disk(captions, job, cache, template)
+    memory: dict[Phrase, Arrays] = {}
+    phrases = dict.fromkeys(phrase_of(image, words, template) for _, image, words in captions)
+    _encode_phrases([(phrase, [phrase]) for phrase in phrases], job, memory.__setitem__)
+    return Texts(cache, template, memory)
+
+
+def _encode_to_disk(
+    captions: "Sequence[tuple[int, Image, str]]", job: EncodingJob, cache: TextCache, template: str
+) -> Texts:
+    """Encode the captions whose files are missing or invalid: this process' share of them, each phrase once."""
     names = sorted({*job.components.encoders, *job.components.deferred} - {"vae"})
     encoders = identity.fingerprint_components(job.components, names) if names else None
     lengths = {**dict.fromkeys(cache.stored), **({} if cache.mask else job.family.text_lengths)}
     options = {name: getattr(job.config.model, name, None) for name in cache.options}
     entries = _entries_by_file(captions, cache.suffix, bool(template))
-    store.files = {
-        (image.path, words): file for file, image, words in _caption_caches(captions, cache.suffix, bool(template))
-    }
     if template:
         refuse_other_references([image for _, image, _ in captions])
 
@@ -161,13 +164,6 @@ def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
             return False  # sd-scripts encodes captions as written
         return caches.text_is_good(file, lengths, sources, stamp(item[1]), trust, cache.names, shown)
 
-    own_entries = share(list(entries.items()), lambda item: item[0], job.world)
-    todo: dict[Phrase, list[str]] = {}
-    checked = spread(is_valid, own_entries, job.report, Message("checking cached captions"))
-    for (file, (image, words)), is_good in zip(own_entries, checked, strict=True):
-        if not is_good:
-            todo.setdefault(phrase_of(image, words, template), []).append(file)
-
     def write(file: str, arrays: Arrays) -> None:
         image, words = entries[file]
         stored = {name: arrays[name] for name in cache.stored}
@@ -177,8 +173,18 @@ def encode_captions(images: "ImageSet", job: EncodingJob) -> Texts:
         made_of = stamp(entries[file]) | ({"controls": stamps.control_stamps(shown)} if shown else {})
         caches.write_text(file, stored, made_of, cache, words)
 
+    own_entries = share(list(entries.items()), lambda item: item[0], job.world)
+    todo: dict[Phrase, list[str]] = {}
+    checked = spread(is_valid, own_entries, job.report, Message("checking cached captions"))
+    for (file, (image, words)), is_good in zip(own_entries, checked, strict=True):
+        if not is_good:
+            todo.setdefault(phrase_of(image, words, template), []).append(file)
     clean_up_after([file for files in todo.values() for file in files])
     _encode_phrases(list(todo.items()), job, write)
+    store = Texts(cache, template)
+    store.files = {
+        (image.path, words): file for file, image, words in _caption_caches(captions, cache.suffix, bool(template))
+    }
     return store
 
 

@@ -23,7 +23,7 @@ from library.demo.files import Demo, prepare_demo
 from library.demo.small_model import small_model_of
 from library.jobs.work import join_work
 from library.runs import foreground, gpu_slots, reader
-from library.runs.launcher import starting
+from library.runs.launcher import launch_command
 from library.setup.installation import SETUP
 
 COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with
@@ -102,7 +102,7 @@ def train_headless(toml: Path, script: str, config: RunConfig, name: str, flags:
     name = free_demo_name(output, name)
     flags = ["--output_name", name, *flags, *(["--max_train_steps", str(steps)] if steps else [])]
     print(f"\n> {quote_command(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
-    arguments, variables = starting(toml, script)
+    arguments, variables = launch_command(toml, script)
     code = foreground.run_in_foreground([*arguments, *flags], variables)
     run_folders = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:

@@ -195,7 +195,8 @@ def _arm(pen: ImageDraw.ImageDraw, shoulder: Point, r: float, side: int, angle: 
     pen.ellipse(_round(*hand, r * 0.19), fill=LIMB)
 
 
-def _star(centre: Point, r: float, rays: int = 5) -> list[Point]:
+def _star(centre: Point, r: float) -> list[Point]:
+    rays = 5
     turns = ((math.pi * number / rays, r if number % 2 == 0 else r * 0.5) for number in range(2 * rays))
     return [(centre[0] + math.sin(turn) * far, centre[1] - math.cos(turn) * far) for turn, far in turns]
 

@@ -1,6 +1,7 @@
 """Import ai-toolkit's data sets to a dataset file, and its prompts to a prompt file."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
@@ -185,6 +186,22 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
         if builder.given("sample.sample_every"):
             builder.change("sample.sample_every", "there are no prompts to sample")
         return
+    lines = _prompt_lines(builder, prompts)
+    builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
+    builder.explain(describe_prompts(len(lines)), "sample.prompts", "sample.samples")
+    interval = int(builder.number("sample.sample_every") or 100)
+    builder.assume("sample.sample_every", interval)
+    builder.rename("sample.sample_every", "sample_every_n_steps", interval)
+    at_start = not is_on(builder.get("train.skip_first_sample"))
+    builder.change(
+        "train.skip_first_sample", describe({"sample_at_first": str(at_start).lower()}), {"sample_at_first": at_start}
+    )
+    if "sample.walk_seed" in builder.source:
+        builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
+
+
+def _prompt_lines(builder: ImportBuilder, prompts: Sequence[JsonMapping]) -> list[str]:
+    """Return the lines of a prompt file, in which options that all prompts share become flags of each."""
     word = str(builder.get("trigger_word") or "")
     flags = {"width": "--w", "height": "--h", "seed": "--d", "sample_steps": "--s", "neg": "--n"}
     flags["guidance_scale"] = guidance_flag(builder, chroma=builder.values.get("model_type") == "chroma")
@@ -204,17 +221,7 @@ def _import_aitoolkit_samples(builder: ImportBuilder) -> None:
         references = (sample.get(key) for key in REFERENCE_KEYS)
         words += [f"--ci {path}" for path in references if not is_empty(path)]
         lines.append(" ".join([*str(sample["prompt"]).replace("[trigger]", word).split(), *words]))
-    builder.texts["sample_prompts"] = "\n".join(lines) + "\n"
-    builder.explain(describe_prompts(len(lines)), "sample.prompts", "sample.samples")
-    interval = int(builder.number("sample.sample_every") or 100)
-    builder.assume("sample.sample_every", interval)
-    builder.rename("sample.sample_every", "sample_every_n_steps", interval)
-    at_start = not is_on(builder.get("train.skip_first_sample"))
-    builder.change(
-        "train.skip_first_sample", describe({"sample_at_first": str(at_start).lower()}), {"sample_at_first": at_start}
-    )
-    if "sample.walk_seed" in builder.source:
-        builder.ignore("sample.walk_seed", "each prompt of the file has a seed of its own: change --d there")
+    return lines
 
 
 def _split_prompt_options(sample: JsonMapping) -> JsonObject:

@@ -57,12 +57,8 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     data = settings.get("dataset_config")  # a table if the file that it names could be read
     settings = schema.flatten_sections({**settings, "dataset_config": ""} if isinstance(data, Mapping) else settings)
     module = str(settings.get("network_module") or "")
-    other = next((model for key, model in MUSUBI_TABLES["other_keys"].items() if not is_empty(settings.get(key))), "")
     family = find_musubi_family(settings, script)
-    is_known = module in ("", *MUSUBI_TABLES["lycoris"]) or module.startswith("lycoris")
-    other = "" if module == FLUX_1 else MUSUBI_TABLES["modules"].get(module) or ("" if is_known else module) or other
-    other = "" if script or family != "flux" else other
-    if other:
+    if not script and family == "flux" and (other := _other_model(settings, module)):
         raise other_model_error(TRAINER, other)
     lora = bool(module or settings.get("network_dim"))
     builder = ImportBuilder(settings, script or f"{family}_train{'_network' if lora else ''}", TRAINER)
@@ -95,6 +91,17 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
     builder.set_by("cache_latents", text, always)
     _apply_musubi_defaults(builder, module)
     return builder
+
+
+def _other_model(settings: JsonMapping, module: str) -> str:
+    """Return the model of a file that is not FLUX.1's, which is taken where nothing says otherwise; "" if it is."""
+    if module == FLUX_1:
+        return ""
+    if named := MUSUBI_TABLES["modules"].get(module):
+        return named
+    if module and module not in MUSUBI_TABLES["lycoris"] and not module.startswith("lycoris"):
+        return module
+    return next((model for key, model in MUSUBI_TABLES["other_keys"].items() if not is_empty(settings.get(key))), "")
 
 
 def _import_musubi_timesteps(builder: ImportBuilder, sampling: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, Problem, counted, join_messages, option_name
+from library.config.problems import Message, MessageLike, Problem, as_message, counted, join_messages, option_name
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, options_of
 
@@ -140,10 +140,6 @@ class Imported:
             if remarks:
                 blocks.append(_block(title, len(remarks), remarks))
         return "\n".join(blocks)
-
-
-def as_message(text: MessageLike) -> Message:
-    return text if isinstance(text, Message) else Message(text)
 
 
 def _is_missing(reason: MessageLike) -> bool:

@@ -26,32 +26,44 @@ def plan_placement(
         config.network.base_weights or not config.network.module.startswith("networks.")
     ):
         return None
-    precision, number, is_moved_later = config.precision, config.memory.blocks_to_swap or 0, False
-    if config.adapters:
-        # These are moved and rounded later, one at a time: products are timed first, and GGPO scales its noise
-        # by the unrounded weights.
-        arguments = config.network.network_args if isinstance(config, AdapterRun) else ()
-        by_row = precision.fp8_compute or any(argument.startswith("ggpo") for argument in arguments)
-        is_moved_later = precision.int8_base or precision.nf4_denoiser or precision.auto_compute
-        is_moved_later = is_moved_later or precision.fp8_denoiser and by_row
+    return lambda denoiser: _place(denoiser, family, config, device)
 
-    def place(denoiser: nn.Module) -> WeightPlacement:
-        modulation = prepare.offloaded_modulation(family, config)
-        waiting = set(swapping.choose_blocks(denoiser, family.swap_plan(number) if number else {}))
-        host, eight_bits = set[str](), set[str]()
-        for path, block in denoiser.named_modules():
-            if type(block).__name__ not in family.block_classes:
-                continue
-            layers = {name: layer for name, layer in block.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-            matrices = {f"{path}.{name}.weight" for name in layers}
-            offloaded = {id(layer) for layer in modulation_layers(block, modulation)}
-            host |= {f"{path}.{name}.weight" for name, layer in layers.items() if id(layer) in offloaded}
-            if block in waiting:
-                host |= {f"{path}.{name}" for name, p in block.named_parameters() if p.dim() >= 2}
-            if is_moved_later:
-                host |= matrices
-            elif config.adapters and precision.fp8_denoiser:
-                eight_bits |= matrices
-        return WeightPlacement(device, frozenset(host), frozenset(eight_bits))
 
-    return place
+def _place(denoiser: nn.Module, family: Family, config: RunConfig, device: torch.device) -> WeightPlacement:
+    num_swapped = config.memory.blocks_to_swap or 0
+    swapped = set(swapping.choose_blocks(denoiser, family.swap_plan(num_swapped) if num_swapped else {}))
+    modulation = prepare.offloaded_modulation(family, config)
+    waits_for_rounding = _rounds_later(config)
+    is_rounded_now = config.adapters and config.precision.fp8_denoiser and not waits_for_rounding
+    host, eight_bits = set[str](), set[str]()
+    for path, block in denoiser.named_modules():
+        if type(block).__name__ not in family.block_classes:
+            continue
+        layers = {
+            f"{path}.{name}.weight": layer
+            for name, layer in block.named_modules()
+            if isinstance(layer, nn.Linear | nn.Conv2d)
+        }
+        offloaded = {id(layer) for layer in modulation_layers(block, modulation)}
+        host |= {name for name, layer in layers.items() if id(layer) in offloaded}
+        if block in swapped:
+            host |= {f"{path}.{name}" for name, p in block.named_parameters() if p.dim() >= 2}
+        if waits_for_rounding:
+            host |= layers.keys()
+        if is_rounded_now:
+            eight_bits |= layers.keys()
+    return WeightPlacement(device, frozenset(host), frozenset(eight_bits))
+
+
+def _rounds_later(config: RunConfig) -> bool:
+    """Return whether matrices are rounded and moved one at a time after loading: if products are timed first, and as
+    GGPO scales its noise by the unrounded weights.
+    """
+    precision = config.precision
+    if not config.adapters:
+        return False
+    if precision.int8_base or precision.nf4_denoiser or precision.auto_compute:
+        return True
+    arguments = config.network.network_args if isinstance(config, AdapterRun) else ()
+    needs_rows = precision.fp8_compute or any(argument.startswith("ggpo") for argument in arguments)
+    return precision.fp8_denoiser and needs_rows

@@ -3,32 +3,25 @@
 Nothing here synchronises with the device: masks and weights stay tensors, and cost nothing if absent.
 """
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
-
-from library.config.run_config import RunConfig
-from library.objectives.base import NoisedBatch
 
 SMALLEST_AREA = 1e-6  # avoids division by 0 for a black mask, whose loss stays 0
 
 
-def elementwise(pred: Tensor, target: Tensor, config: RunConfig, noised: NoisedBatch | None = None) -> Tensor:
-    """Return the loss of every element, in float32, in the shape of `pred`.
+def elementwise(pred: Tensor, target: Tensor, kind: str, huber_c: Tensor | None) -> Tensor:
+    """Return the loss of every element, in float32, in the shape of `pred`. `kind` is loss_type.
 
     Huber is the pseudo-Huber loss 2c (sqrt(d^2 + c^2) - c), smooth_l1 the same over c, with one threshold c per image
-    (`noised.huber_c`, [B]), else huber_c * huber_scale.
+    (`huber_c`, [B]).
     """
     difference = pred.float() - target.float()
-    kind = config.loss.loss_type
     if kind == "l2":
         return difference.square()
     if kind == "l1":
         return difference.abs()
-    c: Any = config.loss.huber_c * config.loss.huber_scale
-    if noised is not None and (thresholds := noised.huber_c) is not None:
-        c = thresholds.float().reshape(-1, *(1 for _ in difference.shape[1:]))
+    assert huber_c is not None  # noised batches have it for the other kinds
+    c = huber_c.float().reshape(-1, *(1 for _ in difference.shape[1:]))
     root = (difference.square() + c * c).sqrt()
     return 2 * (root - c) * (c if kind == "huber" else 1)
 
@@ -58,14 +51,3 @@ def per_image(
         if factor is not None:
             losses = losses * factor.to(losses)
     return losses
-
-
-def reduce(
-    loss: Tensor,
-    weight: Tensor | None = None,
-    image_weight: Tensor | None = None,
-    mask: Tensor | None = None,
-    by_area: bool = False,
-) -> Tensor:
-    """[B, C, h, w] -> the loss to differentiate: the mean of `per_image`."""
-    return per_image(loss, weight, image_weight, mask, by_area).mean()

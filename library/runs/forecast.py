@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from library.config.command import is_on_cpu, named_gpus
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, as_float
 from library.runs import gpu_slots, layout, reader
 from library.runs.queue import Queue, QueueEntry
 
@@ -29,8 +29,7 @@ def seconds_of_entry(entry: QueueEntry, runs: Iterable[reader.RecordedRun]) -> f
 def _pace_like(entry: QueueEntry, run: reader.RecordedRun) -> float:
     if run.facts.get("script") != entry.script or run.facts.get("title") != entry.title or not run.is_here:
         return 0.0
-    pace = reader.progress(run.folder).update().last.get("s_it")
-    return float(pace) if isinstance(pace, int | float) else 0.0
+    return as_float(reader.progress(run.folder).update().last.get("s_it"))
 
 
 def seconds_left(run: reader.RecordedRun) -> float | None:

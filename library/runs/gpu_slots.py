@@ -68,11 +68,7 @@ def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[st
         if wrong := _absent_gpu_problem(requested, all_devices):
             raise ConfigError(wrong)
         return requested if set(requested) <= set(available) else ()
-    count = (
-        len(all_devices)
-        if launch_options.get("gpu_ids") == "all"
-        else min(wanted_processes(launch_options), len(all_devices))
-    )
+    count = wanted_gpus(launch_options, len(all_devices))
     free_in_order = [device for device in all_devices if device in available]
     if len(free_in_order) > count:  # other programs may use some, so prefer those with most free memory
         room = {gpu.index: gpu.total - gpu.used for gpu in machine.read_gpus()}

@@ -38,8 +38,8 @@ MPI = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SI
 
 # The launcher imports PyTorch only to set eight variables: 2.2 s of CPU time, and 230 MB until the training ends.
 # Why: docs/decisions/2026-11-22-one-process-without-a-launcher.md
-def starting(config_path: str | Path, script: str, **how: Any) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments that train with a config file, and their environment variables; see `command`.
+def launch_command(config_path: str | Path, script: str, **how: Any) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments that train with a config file, and their environment variables; see `training_command`.
 
     Raises ConfigError for contradictory launch options.
     """

@@ -4,7 +4,7 @@ import json
 import tomllib
 from pathlib import Path
 
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonMapping, JsonObject, as_float
 from library.files import STATE_FACTS
 from library.runs import layout, registry
 
@@ -74,15 +74,11 @@ def _maker(facts: JsonMapping, state: Path, at: int) -> JsonObject | None:
         for run in known_runs
         if run.get("output_dir") == str(output_dir)
         and state.name.startswith(f"{run.get('output_name')}-")
-        and _as_float(run.get("step")) >= at
+        and as_float(run.get("step")) >= at
         and _began(run) < _began(facts)
     ]
     return max(candidates, key=_began, default=None)
 
 
 def _began(facts: JsonMapping) -> float:
-    return _as_float(facts.get("started"))
-
-
-def _as_float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return as_float(facts.get("started"))

@@ -1,15 +1,10 @@
 """What a run's time went into besides its steps, as a sentence."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from library.config.problems import Message, MessageLike, join_messages
 
 BESIDES = "{seconds} s went to other work since the first step: {causes}"
-
-
-def lost_time_entries(lost: Mapping[Message, float]) -> list[dict[str, Any]]:
-    return [{"cause": cause, "seconds": seconds} for cause, seconds in lost.items()]
 
 
 def lost_time_sentence(entries: Any) -> MessageLike:

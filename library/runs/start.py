@@ -19,7 +19,7 @@ from library.config.problems import ConfigError, Message, Problem, together
 from library.config.run_config import RunConfig
 from library.files import write_atomic
 from library.runs import gpu_slots, job_files, keys, layout, process, reader, registry
-from library.runs.launcher import starting
+from library.runs.launcher import launch_command
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,26 @@ class TrainingJob:
     files: Mapping[str, Path] = field(default_factory=dict)  # by option: copied into the run's folder, and used there
 
 
-def job(config: RunConfig, preset: str = "", **how: Any) -> TrainingJob:
-    """Return the job of a config; see `launch`. Raises ConfigError for contradictory launch options."""
-    check_launch_options(how)
+def job_of_config(config: RunConfig, preset: str = "", **launch: Any) -> TrainingJob:
+    """Return the job of a config. `launch` sets fields of `library.config.command.Launch`. Secrets reach the training
+    by its environment and are not written. Raises ConfigError for contradictory launch options.
+    """
+    launch = launch_options(config, launch)
+    check_launch_options(launch)
     secrets = {keys.ENVIRONMENT[name]: value for name, value in keys.keys_of_config(config).items() if value}
-    options = {name: value for name, value in how.items() if value is not None}
+    options = {name: value for name, value in launch.items() if value is not None}
     output, name = result_of(config)
     about = (config.script, config.title, name, output, to_toml(config), options, secrets, str(Path.cwd()))
     return TrainingJob(*about, preset=preset)
 
 
+def launch_options(config: RunConfig, launch: JsonMapping) -> JsonObject:
+    """Return launch options with the config's mixed precision, which the launcher has to know, too."""
+    return {**launch, "mixed_precision": config.precision.mixed_precision}
+
+
 def result_of(config: RunConfig) -> tuple[str, str]:
     return str(Path(config.save.output_dir or "").absolute()), config.save.output_name or config.script
-
-
-def launch_run(config: RunConfig, preset: str = "", **how: Any) -> str:
-    """Write the config into a new run folder, start a training on it, and return the run's id.
-
-    `how` goes to `library.runs.launcher.starting` (number of processes and the like). Secrets reach the training by its
-    environment and are not written. Raises ConfigError if the run cannot start.
-    """
-    return begin_job(job(config, preset, **how))
 
 
 def begin_job(job: TrainingJob) -> str:
@@ -68,32 +67,11 @@ def begin_job(job: TrainingJob) -> str:
     cannot start.
     """
     with gpu_slots.choosing():
-        active = [run for run in reader.runs() if run.active and run.is_here]
-        devices = gpu_slots.choose_devices(job.how, gpu_slots.free_devices(run.facts for run in active))
-        if not devices and not active:
-            raise ConfigError(
-                "The GPU is generating images or making a cache: wait until that has ended, or stop it there."
-            )
-        if not devices:
-            names = together([run.name for run in active])
-            template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
-            if len(active) > 1:
-                template = (
-                    "{runs} are still running: stop it, or wait until it has ended, or add this one to the queue."
-                )
-            raise ConfigError(template, runs=names, state=active[0].state)
-        place = {"output_dir": job.output, "output_name": job.name}
-        if twin := next((run for run in active if place.items() <= run.facts.items()), None):
-            raise ConfigError(
-                Problem(
-                    "output_name",
-                    ": {run} is writing {name} into this folder; choose another name.",
-                    run=twin.name,
-                    name=job.name,
-                )
-            )
+        devices = _choose_devices(job)
         folder = _prepare(job, devices)
-    arguments, variables = starting(folder / layout.TOML, job.script, **gpu_slots.options_for_devices(job.how, devices))
+    arguments, variables = launch_command(
+        folder / layout.TOML, job.script, **gpu_slots.options_for_devices(job.how, devices)
+    )
     environment = {
         **os.environ,
         **variables,
@@ -113,6 +91,27 @@ def begin_job(job: TrainingJob) -> str:
     layout.store(folder / layout.LAUNCHER, {**own_process, "command": arguments})
     registry.add_pointer(folder, layout.load_facts(folder / layout.RUN) | own_process)
     return folder.name
+
+
+def _choose_devices(job: TrainingJob) -> tuple[str, ...]:
+    """Return free devices for a job. Raises ConfigError without any, and if an active run writes the same files."""
+    active = [run for run in reader.runs() if run.active and run.is_here]
+    devices = gpu_slots.choose_devices(job.how, gpu_slots.free_devices(run.facts for run in active))
+    if not devices and not active:
+        raise ConfigError(
+            "The GPU is generating images or making a cache: wait until that has ended, or stop it there."
+        )
+    if not devices:
+        names = together([run.name for run in active])
+        template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
+        if len(active) > 1:
+            template = "{runs} are still running: stop it, or wait until it has ended, or add this one to the queue."
+        raise ConfigError(template, runs=names, state=active[0].state)
+    place = {"output_dir": job.output, "output_name": job.name}
+    if twin := next((run for run in active if place.items() <= run.facts.items()), None):
+        template = ": {run} is writing {name} into this folder; choose another name."
+        raise ConfigError(Problem("output_name", template, run=twin.name, name=job.name))
+    return devices
 
 
 def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:

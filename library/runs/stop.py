@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from library.config import phases
+from library.config.json_types import as_float
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
@@ -139,8 +140,7 @@ def hangs(run: reader.RecordedRun) -> bool:
     if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
         return False
     progress = reader.progress(run.folder).update()
-    pace = progress.last.get("s_it")
-    limit = max(HANG_TIMEOUT, STEPS * pace if isinstance(pace, int | float) else 0.0)
+    limit = max(HANG_TIMEOUT, STEPS * as_float(progress.last.get("s_it")))
     return time.time() - max(_activity(run, progress)) > limit
 
 

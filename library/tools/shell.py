@@ -5,14 +5,17 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from library.config.arguments import Arguments
 from library.config.problems import ConfigError, Message, Problem, attempted, counted, option_name, together
 from library.config.strengths import WEIGHT_FILES, is_number
 from library.jobs.work import join_work, progress_line
+
+if TYPE_CHECKING:
+    from library.adapter_files.verify import Findings
 
 EXIT_DONE, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 DTYPES = ("float", "fp16", "bf16")
@@ -135,20 +138,10 @@ def verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"ok": findings.ok, **dataclasses.asdict(findings)}, indent=1, default=str))
         return EXIT_DONE if findings.ok else EXIT_FAILED
-    for row in findings.modules if arguments.verbose else ():
-        mark = "  dead" if row.dead else ""
-        norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
-        rank = f"rank {row.rank}, alpha {row.alpha:g}, " if row.rank else ""
-        print(f"  {row.module}: {row.kind}, {rank}{norm}up to {row.largest:.4g}{mark}")
-    if findings.modules:
-        ranks = sorted({row.rank for row in findings.modules if row.rank})
-        norms = sorted(row.norm for row in findings.modules if row.norm is not None)
-        kinds = ", ".join(sorted({row.kind for row in findings.modules}))
-        family = findings.family or "unknown family"
-        modules = counted(len(findings.modules), "module")
-        print(f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}")
-        if norms:
-            print(f"norms {norms[0]:.4g} to {norms[-1]:.4g}, median {norms[len(norms) // 2]:.4g}")
+    for line in _module_lines(findings) if arguments.verbose else ():
+        print(line)
+    for line in _summary_lines(findings):
+        print(line)
     for text in findings.warnings:
         print(f"warning: {text}")
     for text in findings.problems:
@@ -157,6 +150,27 @@ def verify(arguments: argparse.Namespace) -> int:
         against = f", and fits {arguments.base}" if arguments.base else ""
         print(f"{arguments.lora} is in order{against}")
     return EXIT_DONE if findings.ok else EXIT_FAILED
+
+
+def _module_lines(findings: "Findings") -> Iterator[str]:
+    for row in findings.modules:
+        mark = "  dead" if row.dead else ""
+        norm = "" if row.norm is None else f"norm {row.norm:.4g}, "
+        rank = f"rank {row.rank}, alpha {row.alpha:g}, " if row.rank else ""
+        yield f"  {row.module}: {row.kind}, {rank}{norm}up to {row.largest:.4g}{mark}"
+
+
+def _summary_lines(findings: "Findings") -> Iterator[str]:
+    if not findings.modules:
+        return
+    ranks = sorted({row.rank for row in findings.modules if row.rank})
+    norms = sorted(row.norm for row in findings.modules if row.norm is not None)
+    kinds = ", ".join(sorted({row.kind for row in findings.modules}))
+    family = findings.family or "unknown family"
+    modules = counted(len(findings.modules), "module")
+    yield f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}"
+    if norms:
+        yield f"norms {norms[0]:.4g} to {norms[-1]:.4g}, median {norms[len(norms) // 2]:.4g}"
 
 
 def metadata(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from library.config.run_config import RunConfig
 from library.data.not_finite import NotFiniteError
 from library.distributed.world import World
-from library.runs.lost_time import lost_time_entries, lost_time_sentence
+from library.runs.lost_time import lost_time_sentence
 from library.train import errors
 from library.train.compiling.precompile import Precompiler
 from library.train.errors import NonFiniteWatch
@@ -86,7 +86,7 @@ class StepLog:
             self._journal.say(f"A step took {pace_of(self.meter.speed(0)['s_it'])} s. {sentence}")
 
     def _note_lost_seconds(self) -> list[dict[str, Any]]:
-        lost = lost_time_entries(self.meter.lost_seconds())
+        lost = [{"cause": cause, "seconds": spent} for cause, spent in self.meter.lost_seconds().items()]
         self._journal.note(lost_seconds=lost)
         return lost
 

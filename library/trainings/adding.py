@@ -35,7 +35,7 @@ def check_and_add(
         raise ConfigError(Problem("", UNCAPTIONED, code="no_captions"))
     config = reading.config
     notes = keep_keys(config)
-    job = start.job(config, **{**launch, "mixed_precision": config.precision.mixed_precision})
+    job = start.job_of_config(config, **launch)
     entry = queue.add_to_queue(job, first, isolated.estimate_of(report))
     hints = [problem_from_json(finding) for finding in report["findings"] if finding["verdict"] == "hint"]
     return Added(entry, queue.queued_sentence(entry), (*notes, *hints))

@@ -55,7 +55,7 @@ def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     resume.check_resumable(run)
     state = resume.newest_state(run)
     config = replace_options(started_config(run).config, resume=str(state) if state else None)
-    job = start.job(config, **resume.run_launch_options(run))
+    job = start.job_of_config(config, **resume.run_launch_options(run))
     # Relative paths start from the folder of the shell that the run was started in.
     folder, output = str(run.facts.get("folder") or job.folder), str(run.facts.get("output_dir") or job.output)
     preset = str(run.facts.get("preset") or "")

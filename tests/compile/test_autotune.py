@@ -198,7 +198,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
         {"gradient_accumulation_steps": 2},
     ]
     assert usual not in [name(**changes) for changes in other] and {name(**changes) for changes in same} == {usual}
-    monkeypatch.setattr(fingerprint, "_installed_version", lambda package: "9")
+    monkeypatch.setattr(fingerprint, "installed_version", lambda package: "9")
     assert name() != usual
 
 

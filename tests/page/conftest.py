@@ -1,8 +1,6 @@
 """Fixtures: the page on a free port, stand-ins for trainings, and visits with a real Chromium."""
 
 import json
-import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,7 +8,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from benchmarks.online import page_online
+from benchmarks.online import BROWSERS, find_chromium, page_online
 from kohya_gui.server import scripts
 from tests.training import demo  # noqa: F401
 
@@ -54,21 +52,20 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 WORKER = """
 import sys
 from library.runs import start, worker
-start.starting = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--config_file", str(path)], dict())
+start.launch_command = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--config_file", str(path)], dict())
 worker.PERIOD = 0.1
 sys.exit(worker.main())
 """
 FORM = f"import('.{scripts.ADDRESS}').then(({{ modules }}) => modules['form/page.js'])"
 SIZE = {"width": 1440, "height": 900}
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
 @pytest.fixture(scope="session")
 def chromium():
     """One browser for all tests; skips where there is none."""
-    browser_path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    browser_path = find_chromium()
     if not browser_path:
-        pytest.skip(f"no Chromium or Chrome on the PATH (looked for {', '.join(NAMES)}; CHROMIUM names one)")
+        pytest.skip(f"no Chromium or Chrome on the PATH (looked for {', '.join(BROWSERS)}; CHROMIUM names one)")
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
     with driver.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=ARGUMENTS)
@@ -93,7 +90,9 @@ def stand_ins(monkeypatch):
     from library.runs import queue, start
 
     monkeypatch.setattr(
-        start, "starting", lambda path, script, **how: ([sys.executable, str(STAND_IN), "--config_file", str(path)], {})
+        start,
+        "launch_command",
+        lambda path, script, **how: ([sys.executable, str(STAND_IN), "--config_file", str(path)], {}),
     )
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))

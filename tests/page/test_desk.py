@@ -15,7 +15,7 @@ from tests import fork_server
 from tests.training import copied
 
 pytestmark = pytest.mark.browser
-REAL = isolated.check_reading, isolated.check_all, launcher.starting  # the tests' stand-ins replace these
+REAL = isolated.check_reading, isolated.check_all, launcher.launch_command  # the tests' stand-ins replace these
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,9 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
         monkeypatch.setattr(isolated, name, real)
     monkeypatch.setattr(check_process, "run_checks", fork_server.answer_check)  # four processes: none has to load torch
     monkeypatch.setattr(start, "subprocess", fork_server.DETACHED)
-    monkeypatch.setattr(start, "starting", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True}))
+    monkeypatch.setattr(
+        start, "launch_command", lambda path, script, **how: REAL[2](path, script, **{**how, "cpu": True})
+    )
     visitor, out = visit(), tmp_path / "out"
     visitor.page.set_default_timeout(60_000)  # the check loads torch
     leaf = next(demo.images.iterdir())

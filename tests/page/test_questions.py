@@ -21,7 +21,7 @@ REFRESHED = 2500  # ms in which the panel is shown anew
 def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(stop, "lost_now", lambda run: ("step", 600.0))
     monkeypatch.setattr(stop, "lost_by_kill", lambda run: (4, 120.0))
-    run = reader.find_run(start.launch_run(config(tmp_path / "out", "fox")))
+    run = reader.find_run(start.begin_job(start.job_of_config(config(tmp_path / "out", "fox"))))
     visitor = visit()
     page = visitor.page
     visitor.until("Step", ".line")
@@ -43,7 +43,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     answer.get_by_role("button", name="Kill", exact=True).click()
     assert visitor.state("stopped") == run.id and layout.stop_asked(run.folder) == "kill"
 
-    run = reader.find_run(start.launch_run(config(tmp_path / "out", "cat")))
+    run = reader.find_run(start.begin_job(start.job_of_config(config(tmp_path / "out", "cat"))))
     page.locator(f'[data-look="{run.id}"]').click()  # selects the new run in the panel
     page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then it replaces its buttons
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()

@@ -10,7 +10,9 @@ pytestmark = pytest.mark.browser
 
 
 def put(folder, name, **more):
-    return queue.add_to_queue(start.job(config(folder, name, **more)), estimate=queue.Estimate(2000, 3.0, 17.3))
+    return queue.add_to_queue(
+        start.job_of_config(config(folder, name, **more)), estimate=queue.Estimate(2000, 3.0, 17.3)
+    )
 
 
 def test_entries_are_moved_copied_removed_and_stopped_with_a_way_back(visit, tmp_path):

@@ -35,7 +35,7 @@ def config(folder, name, steps=2000, **more):
 
 
 def add(folder, name, steps=2000, **more):
-    return queue.add_to_queue(start.job(config(folder, name, steps, **more)))
+    return queue.add_to_queue(start.job_of_config(config(folder, name, steps, **more)))
 
 
 def rows(visitor):
@@ -119,7 +119,7 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
 
 def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(actions, "DOCTOR", [sys.executable, "-c", "print('{\"healthy\": true}')"])
-    run_id = start.launch_run(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    run_id = start.begin_job(start.job_of_config(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt")))
     visitor = visit()
     visitor.until("Step", ".line")
     visitor.until("waiting for data", ".split")
@@ -168,7 +168,7 @@ def test_the_queue_and_a_run_can_be_read_and_touched(visit, tmp_path, mode):
         add(tmp_path / "out", name)
     with Record.start({}, "sdxl_train", tmp_path / "out", "older", "SDXL fine-tune"):
         pass
-    start.launch_run(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt"))
+    start.begin_job(start.job_of_config(config(tmp_path / "out", "fox", 1200, sample_prompts="/prompts.txt")))
     visitor = visit(color_scheme=mode, has_touch=True)
     visitor.until("waiting for data", ".split")
     visitor.click("Sample now")
@@ -190,7 +190,7 @@ PAGE = """
 import sys
 from kohya_gui import app
 from library.runs import queue, start
-start.starting = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--config_file", str(path)], dict())
+start.launch_command = lambda path, script, **how: ([sys.executable, {stand_in!r}, "--config_file", str(path)], dict())
 queue.RUNNER = [sys.executable, "-c", {worker!r}]
 sys.exit(app.main(["--no-browser", "--port", sys.argv[1]]))
 """
@@ -267,7 +267,7 @@ def test_a_real_training_of_the_demo_from_the_queue(visit, demo, squares, tmp_pa
         "sample_prompts": tmp_path / "prompts.txt",
         "sample_every_n_steps": 3,
     }
-    queue.add_to_queue(start.job(config_of(demo, SCRIPT, **values)))
+    queue.add_to_queue(start.job_of_config(config_of(demo, SCRIPT, **values)))
     visitor = visit()
     visitor.page.set_default_timeout(90_000)
     visitor.state("finished")

@@ -146,7 +146,7 @@ def test_a_training_that_starts_at_once_keeps_what_its_prompts_said(tmp_path, mo
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\n", encoding="utf-8")
     values = {"output_dir": str(tmp_path / "out"), "output_name": "cat", "sample_prompts": str(prompts)}
-    job = start.job(build_config(config_class("flux_train_network"), values))
+    job = start.job_of_config(build_config(config_class("flux_train_network"), values))
     folder = start._prepare(job, ["0"])
     prompts.write_text("a dog\n", encoding="utf-8")
     assert json.dumps(str(prompts)) in (folder / layout.TOML).read_text(encoding="utf-8")  # which it trains with
@@ -159,7 +159,7 @@ def test_a_training_that_starts_at_once_keeps_what_its_prompts_said(tmp_path, mo
 def test_prompts_that_cannot_be_copied_do_not_keep_a_training_from_starting(tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("a cat\n", encoding="utf-8")
     values = {"output_dir": str(tmp_path / "out"), "sample_prompts": str(tmp_path / "prompts.txt")}
-    job = start.job(build_config(config_class("flux_train_network"), values))
+    job = start.job_of_config(build_config(config_class("flux_train_network"), values))
 
     def refuse(path):
         raise PermissionError(13, "closed", str(path))

@@ -7,7 +7,7 @@ import pytest
 
 from library.config.command import training_command
 from library.config.environment import DIRECT
-from library.runs.launcher import starting
+from library.runs.launcher import launch_command
 
 PLAIN = {
     "compute_environment": "LOCAL_MACHINE",
@@ -52,7 +52,7 @@ def test_the_script_gets_what_accelerate_sets(config, monkeypatch, how, threads,
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     if with_config:
         written(config, **PLAIN)
-    arguments, variables = starting("run.toml", "flux_train", **how)
+    arguments, variables = launch_command("run.toml", "flux_train", **how)
     asked = launch.launch_command_parser().parse_args(training_command("run.toml", "flux_train", **how)[3:])
     expected, environment = launch.prepare_simple_launcher_cmd_env(launch._validate_launch_command(asked)[0])
     assert arguments == expected
@@ -69,7 +69,7 @@ def test_the_script_gets_what_accelerate_sets(config, monkeypatch, how, threads,
     ],
 )
 def test_more_than_a_process_is_for_accelerate(how):
-    assert starting("run.toml", "flux_train", **how) == (training_command("run.toml", "flux_train", **how), {})
+    assert launch_command("run.toml", "flux_train", **how) == (training_command("run.toml", "flux_train", **how), {})
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_more_than_a_process_is_for_accelerate(how):
 )
 def test_so_is_what_its_config_asks_for(config, values):
     written(config, **PLAIN | values)
-    assert starting("run.toml", "flux_train") == (training_command("run.toml", "flux_train"), {})
-    script = starting("run.toml", "flux_train", cpu=True)[0]  # for which accelerate does not read its config
+    assert launch_command("run.toml", "flux_train") == (training_command("run.toml", "flux_train"), {})
+    script = launch_command("run.toml", "flux_train", cpu=True)[0]  # for which accelerate does not read its config
     assert script[0] == sys.executable and script == [sys.executable, *training_command("run.toml", "flux_train")[-3:]]
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "num_processes: 1"])
 def test_what_cannot_be_read_is_left_to_accelerate(config, text):
     config.write_text(text, encoding="utf-8")
-    assert starting("run.toml", "flux_train")[1] == {}
+    assert launch_command("run.toml", "flux_train")[1] == {}

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = """
 import sys
 from library.runs import start, worker
-start.starting = lambda path, script, **how: ([sys.executable, "-c", {child!r}, str(path)], dict())
+start.launch_command = lambda path, script, **how: ([sys.executable, "-c", {child!r}, str(path)], dict())
 worker.PERIOD = 0.1
 sys.exit(worker.main())
 """

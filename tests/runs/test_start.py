@@ -46,8 +46,8 @@ def config(tmp_path, **more):
 
 def launch(tmp_path, monkeypatch, steps=2000, code=CHILD, **more):
     arguments = [sys.executable, "-c", code, str(tmp_path / "out"), str(steps)]
-    monkeypatch.setattr(start, "starting", lambda path, script, **how: (arguments, {}))
-    return start.launch_run(config(tmp_path, **more))
+    monkeypatch.setattr(start, "launch_command", lambda path, script, **how: (arguments, {}))
+    return start.begin_job(start.job_of_config(config(tmp_path, **more)))
 
 
 def wait(run_id, condition):
@@ -105,9 +105,10 @@ def test_a_run_outlives_the_process_that_started_it(tmp_path):
     page = (
         "import sys, os\nfrom library.runs import start\nfrom library.config.building import build_config\n"
         "from library.families import config_class\n"
-        "start.starting = lambda path, _, **how: ([sys.executable, '-c', sys.argv[2], sys.argv[1], '30'], dict())\n"
+        "start.launch_command = lambda path, _, **how: "
+        "([sys.executable, '-c', sys.argv[2], sys.argv[1], '30'], dict())\n"
         "config = build_config(config_class('flux_train_network'), {'output_dir': sys.argv[1], 'output_name': 'cat'})\n"
-        "print(start.launch_run(config), flush=True)\nos._exit(9)\n"
+        "print(start.begin_job(start.job_of_config(config)), flush=True)\nos._exit(9)\n"
     )
     server = subprocess.run(
         [sys.executable, "-c", page, str(tmp_path / "out"), CHILD], capture_output=True, text=True, env=os.environ
@@ -123,9 +124,9 @@ def test_a_trainer_that_cannot_even_start_is_a_failure_with_its_words(tmp_path, 
 
 
 def test_what_cannot_be_launched_is_reported_and_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "starting", lambda path, script, **how: ([str(tmp_path / "no-such-program")], {}))
+    monkeypatch.setattr(start, "launch_command", lambda path, script, **how: ([str(tmp_path / "no-such-program")], {}))
     with pytest.raises(ConfigError, match="could not be started"):
-        start.launch_run(config(tmp_path))
+        start.begin_job(start.job_of_config(config(tmp_path)))
     assert reader.runs()[0].state == "failed"
 
 
@@ -150,7 +151,7 @@ def test_what_is_started_on_windows_has_a_console_that_nobody_sees(tmp_path, mon
 def test_an_output_folder_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):
-        start.launch_run(config(tmp_path))
+        start.begin_job(start.job_of_config(config(tmp_path)))
     assert reader.runs() == []
 
 
@@ -160,5 +161,5 @@ def test_what_could_not_be_remembered_is_no_training_that_starts(tmp_path, monke
 
     monkeypatch.setattr(registry, "add_pointer", full)
     with pytest.raises(ConfigError, match="the disk is full"):
-        start.launch_run(config(tmp_path))
+        start.begin_job(start.job_of_config(config(tmp_path)))
     assert not any((tmp_path / "out" / "runs").iterdir())

@@ -42,7 +42,7 @@ def tab(tmp_path, monkeypatch):
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(
-        start, "starting", lambda path, script, **how: ([sys.executable, "-c", TRAINING, str(path)], {})
+        start, "launch_command", lambda path, script, **how: ([sys.executable, "-c", TRAINING, str(path)], {})
     )
     monkeypatch.setattr(isolated, "check_reading", lambda config, launch: {"findings": [], "fit": None})
     return training.TrainingTab(training.TABS[0], [tmp_path])
@@ -105,7 +105,7 @@ def test_the_command_of_a_real_training_holds_no_secret(tab, sent, monkeypatch, 
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: asked.append((words, how["env"])) or Gone())
     monkeypatch.setattr(process, "identity", lambda pid: {"pid": pid})
     config, _ = tab.form.ready(tab.form.parse_submission(sent))
-    start.launch_run(config)
+    start.begin_job(start.job_of_config(config))
     words, environment = asked[0]
     assert str(SCRIPTS) in " ".join(words) and not leaks(" ".join(words))
     assert environment["HF_TOKEN"] == PLANTED["huggingface_token"]

@@ -316,7 +316,7 @@ def test_the_page_names_them_all(world, monkeypatch):
     values = {flag[2:].partition("=")[0]: flag.partition("=")[2] for flag in flags}
     given_ = {**flatten_sections(load_toml(world[1])), **values}
     sent = {"family": "flux", "values": given_, "launch": {"num_processes": launch[0].partition("=")[2]}}
-    answer = tab.checked(json.dumps(sent))[-1]
+    answer = tab.check_form(json.dumps(sent))[-1]
     named_all([finding["text"] for finding in answer["findings"] if finding["verdict"] == "bad"], words, kinds)
 
 

@@ -84,7 +84,7 @@ def noise_and_loss(demo, script, **values):
     chance = torch.Generator().manual_seed(3)
     latents = torch.randn(6, channels, 8, 8, generator=chance) + 1
     noised = family.noised(latents, torch.Generator().manual_seed(5))
-    wrong = loss.elementwise(torch.zeros_like(noised.target), noised.target, config, noised)
+    wrong = loss.elementwise(torch.zeros_like(noised.target), noised.target, config.loss.loss_type, noised.huber_c)
     parts = noised.latents, noised.timesteps, noised.target, noised.weight, wrong
     return [part.clone() for part in parts]
 

@@ -22,7 +22,7 @@ def pressed(demo, shapes, tmp_path_factory):
     """A config with three sizes of pictures, trained by pressing Train in the page, and the TOML that this wrote."""
     output = tmp_path_factory.mktemp("page") / "out put"
     config = config_of(demo, SCRIPT, train_data_dir=shapes, output_dir=output, resolution="96", output_name="m", **FEW)
-    run_id = start.launch_run(config)
+    run_id = start.begin_job(start.job_of_config(config))
     folder = wait_for(lambda: (run := reader.find_run(run_id)).active or run.folder)
     while reader.find_run(run_id).active:
         wait_for(lambda: not reader.find_run(run_id).active)

@@ -19,7 +19,7 @@ LYCORIS = {"network_module": "lycoris.kohya", "network_args": ("algo=lokr", "fac
 def passes(monkeypatch):
     """The captions and the predictions of all passes, and the usual loss of each step."""
     predicted, usual = [], []
-    predict_of, usual_of = LossFunction._predict, LossFunction._usual
+    predict_of, usual_of = LossFunction._predict, LossFunction._caption_loss
 
     def predict(self, batch, *inputs):
         prediction = predict_of(self, batch, *inputs)
@@ -32,7 +32,7 @@ def passes(monkeypatch):
         return loss
 
     monkeypatch.setattr(LossFunction, "_predict", predict)
-    monkeypatch.setattr(LossFunction, "_usual", usual_loss)
+    monkeypatch.setattr(LossFunction, "_caption_loss", usual_loss)
     return predicted, usual
 
 

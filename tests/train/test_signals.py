@@ -139,7 +139,7 @@ def test_ctrl_c_reaches_two_processes_from_terminal_and_launcher(training):
 def test_kohya_train_ends_well_when_its_training_does(training, monkeypatch):
     launched = (
         "import sys; from library.runs import foreground, launcher; "
-        f"arguments, variables = launcher.starting(sys.argv[-1], {SCRIPT!r}); "
+        f"arguments, variables = launcher.launch_command(sys.argv[-1], {SCRIPT!r}); "
         "sys.exit(foreground.run_in_foreground(arguments, variables))"
     )
     process = training("-c", launched)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Message, Problem, as_message
 from library.families import recognition
 from library.families.facts import Shapes
 from library.families.shared import weights
@@ -48,7 +48,9 @@ def choose(folder: Path, wanted: Wanted, among: Iterable[Path] | None = None) ->
     if len(fitting) > 1:
         template = ": more than one file in {path} is {what}: {files}; give one of them"
         raise ConfigError(
-            Problem(wanted.option, template, path=folder, what=_noun(wanted.what), files=_names(fitting), place="--")
+            Problem(
+                wanted.option, template, path=folder, what=as_message(wanted.what), files=_names(fitting), place="--"
+            )
         )
     return fitting[0] if fitting else None
 
@@ -72,15 +74,11 @@ def none_fits(folder: Path, wanted: Wanted) -> ConfigError:
             wanted.option,
             ": none of the files in {path} is {what}: {files}; give its file or folder",
             path=folder,
-            what=_noun(wanted.what),
+            what=as_message(wanted.what),
             files=_names(checkpoints(folder)),
             place="--",
         )
     )
-
-
-def _noun(what: str | Message) -> Message:
-    return what if isinstance(what, Message) else Message(what)
 
 
 def _names(paths: list[Path]) -> str:

@@ -36,18 +36,18 @@ def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     return plain_names
 
 
-def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", eos: int | None = None, projected: bool = False):
+def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", projected: bool = False):
     """Build a text encoder from tensors, which are not copied; they determine its sizes.
 
     `tensors` has file names (`text_model.*`, and `text_projection.weight` if `projected`); others are ignored. `act` is
-    quick_gelu for CLIP-L and gelu for CLIP-G. `eos` is the id whose first position has the pooled vector, by default
-    the last token of the vocabulary. Raises KeyError or RuntimeError if tensors are missing.
+    quick_gelu for CLIP-L and gelu for CLIP-G. The pooled vector is that of the first end token, the last one of the
+    vocabulary. Raises KeyError or RuntimeError if tensors are missing.
     """
     from transformers.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     vocabulary, width = tensors["text_model.embeddings.token_embedding.weight"].shape
     layers = {name.split(".")[3] for name in tensors if name.startswith("text_model.encoder.layers.")}
-    end = vocabulary - 1 if eos is None else eos
+    end = vocabulary - 1
     sizes = CLIPTextConfig(
         vocab_size=vocabulary,
         hidden_size=width,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from library.files import write_atomic
 
+NUM_MERGES = 120  # enough for tokens of several letters
 SENTENCES = (
     "a photo of a red circle on a white background",
     "a drawing of a blue square, simple, flat colors",
@@ -36,7 +37,7 @@ def _byte_order() -> list[int]:
 
 def clip_tokenizer(
     folder: Path,
-    merges: int | None = 120,
+    merges: int | None = NUM_MERGES,
     pad: str = "<|endoftext|>",
     sentences: Iterable[str] = SENTENCES,
 ) -> int:
@@ -64,12 +65,12 @@ def clip_tokenizer(
     return len(vocabulary)
 
 
-def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int:
+def qwen_tokenizer(folder: Path, seeing: bool = False) -> int:
     """Train a byte-level tokenizer with the special tokens of chats, and of images if it is `seeing`; return the size
     of its vocabulary.
     """
     words = Counter(tuple(f"\u0120{word}") for word in _words_of_sentences(SENTENCES))  # a blank, as bytes are written
-    pairs = [_merge_best(words) for _ in range(merges)]
+    pairs = [_merge_best(words) for _ in range(NUM_MERGES)]
     plain = list(dict.fromkeys([*byte_letters(), *(a + b for a, b in pairs)]))
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     special += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"] if seeing else []
@@ -83,12 +84,12 @@ def qwen_tokenizer(folder: Path, seeing: bool = False, merges: int = 120) -> int
     return len(plain) + len(special)
 
 
-def mistral_tokenizer(folder: Path, merges: int = 120) -> int:
+def mistral_tokenizer(folder: Path) -> int:
     """Train a byte-level tokenizer whose special tokens come first, write tokenizer.json and its configuration; return
     the size of its vocabulary.
     """
     words = Counter(tuple(f"\u0120{word}") for word in _words_of_sentences(SENTENCES))  # a blank, as bytes are written
-    pairs = [_merge_best(words) for _ in range(merges)]
+    pairs = [_merge_best(words) for _ in range(NUM_MERGES)]
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "<pad>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
     plain = list(dict.fromkeys([*special, *byte_letters(), *(a + b for a, b in pairs)]))
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}

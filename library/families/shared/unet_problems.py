@@ -20,59 +20,71 @@ def wanted_model(title: str) -> Message:
 
 def find_base_model_problems(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Iterator[Problem]:
     """Return what is wrong with a local base model; `vae` replaces its VAE, which may then be missing."""
-    title = checkpoints.facts.title
     try:
         path = checkpoints.located(path)
-        if path.is_file():
-            other = _find_other_kind(checkpoints, path, vae) if path.suffix.lower() not in weights.PICKLED else None
-            if problem := other or unet_tensors.incomplete_model(checkpoints, path, vae):
-                yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
-            return
-        if not (path / "unet").is_dir():
-            kind = Message("not a folder of an {title} model", title=title)
-            if (path / "transformer").is_dir():
-                kind = Message("a folder of another kind of model")
-            yield Problem(
-                MODEL_OPTION,
-                ": {path} is {kind} (it has no unet folder): give {wanted}",
-                place="--",
-                path=path,
-                kind=kind,
-                wanted=wanted_model(title),
-            )
-            return
-        for part, folder in checkpoints.folders.items():
-            if not (path / folder).is_dir() and not (part == "vae" and vae):
-                yield Problem(
-                    MODEL_OPTION,
-                    ": {path} has no {folder} folder, so it is not a complete {title} model: download it again",
-                    place="--",
-                    path=path,
-                    folder=folder,
-                    title=title,
-                )
-            elif not (part == "vae" and vae) and (problem := _find_unreadable_weights(path / folder)):
-                yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
-                return
-        shapes = {}
-        for file in weights.files(path / "unet"):
-            shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
-        recognised = recognition.family_and_description(shapes)[0] if shapes else checkpoints.facts
-        if recognised is not checkpoints.facts:
-            yield Problem(
-                MODEL_OPTION,
-                ": {path} is {found}, not an {title} model: choose an {title} one",
-                place="--",
-                path=path,
-                found=recognition.describe_checkpoint(shapes),
-                title=title,
-            )
-        elif shapes and (
-            problem := checkpoints.misfit(path, shapes) or unet_tensors.incomplete_model(checkpoints, path, vae)
-        ):
-            yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
+        find = _find_file_problems if path.is_file() else _find_folder_problems
+        yield from find(checkpoints, path, vae)
     except ConfigError as e:
         yield _said_of(MODEL_OPTION, e)
+
+
+def _find_file_problems(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Iterator[Problem]:
+    other = _find_other_kind(checkpoints, path, vae) if path.suffix.lower() not in weights.PICKLED else None
+    if problem := other or unet_tensors.incomplete_model(checkpoints, path, vae):
+        yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
+
+
+def _find_folder_problems(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Iterator[Problem]:
+    title = checkpoints.facts.title
+    if not (path / "unet").is_dir():
+        kind = Message("not a folder of an {title} model", title=title)
+        if (path / "transformer").is_dir():
+            kind = Message("a folder of another kind of model")
+        yield Problem(
+            MODEL_OPTION,
+            ": {path} is {kind} (it has no unet folder): give {wanted}",
+            place="--",
+            path=path,
+            kind=kind,
+            wanted=wanted_model(title),
+        )
+        return
+    for part, folder in checkpoints.folders.items():
+        if part == "vae" and vae:
+            continue
+        if not (path / folder).is_dir():
+            yield Problem(
+                MODEL_OPTION,
+                ": {path} has no {folder} folder, so it is not a complete {title} model: download it again",
+                place="--",
+                path=path,
+                folder=folder,
+                title=title,
+            )
+        elif problem := _find_unreadable_weights(path / folder):
+            yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
+            return
+    yield from _find_misfits(checkpoints, path, vae)
+
+
+def _find_misfits(checkpoints: UnetCheckpoints, path: Path, vae: str | None) -> Iterator[Problem]:
+    """Return what the shapes of a folder's U-Net say: another model, or an incomplete one."""
+    shapes = {}
+    for file in weights.files(path / "unet"):
+        shapes |= weights.header(file) if file.suffix == ".safetensors" else {}
+    if not shapes:
+        return
+    if recognition.family_and_description(shapes)[0] is not checkpoints.facts:
+        yield Problem(
+            MODEL_OPTION,
+            ": {path} is {found}, not an {title} model: choose an {title} one",
+            place="--",
+            path=path,
+            found=recognition.describe_checkpoint(shapes),
+            title=checkpoints.facts.title,
+        )
+    elif problem := checkpoints.misfit(path, shapes) or unet_tensors.incomplete_model(checkpoints, path, vae):
+        yield Problem(MODEL_OPTION, ": {problem}", place="--", problem=problem)
 
 
 def count_blocks(checkpoints: UnetCheckpoints, path: Path) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """How weights are stored, and the dtype that a run computes in."""
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,27 +49,22 @@ def store_blocks(
     with integers, and `base_bits = 4` stores linear layers in 4 bits, convolutions in int8. Norms, biases, embeddings
     and everything outside the blocks keep their dtype.
     """
-    waiting_modules = {*waiting}
-    if config.adapters and config.precision.nf4_denoiser:
-        for block in (block for group in blocks for block in group):
+    precision, waiting_modules = config.precision, {*waiting}
+    if not config.adapters:
+        return
+    multiplies_int8 = precision.int8_base and precision.int8_compute and int8_matmul.supports_int8(device)
+    multiplies_fp8 = precision.fp8_compute and fp8_matmul.supports_fp8(device)
+    for block in itertools.chain.from_iterable(blocks):
+        if precision.fp8_denoiser:
+            _store(block, device, device if multiplies_fp8 else None, waiting_modules)
+        elif precision.int8_base or precision.nf4_denoiser:
             for layer in frozen_layers(block):
                 if not {block, layer} & waiting_modules:
                     layer.weight.data = layer.weight.data.to(device)
-                if nf4.fits_nf4(layer):
+                if precision.nf4_denoiser and nf4.fits_nf4(layer):
                     nf4.quantize_nf4_(layer, device)
                 else:
-                    int8.quantize_int8_(layer, device)
-    if config.adapters and config.precision.int8_base:
-        multiply = config.precision.int8_compute and int8_matmul.supports_int8(device)
-        for block in (block for group in blocks for block in group):
-            for layer in frozen_layers(block):
-                if not {block, layer} & waiting_modules:
-                    layer.weight.data = layer.weight.data.to(device)
-                int8.quantize_int8_(layer, device, multiply, config.precision.int8_rotation)
-    if config.adapters and config.precision.fp8_denoiser:
-        multiply = config.precision.fp8_compute and fp8_matmul.supports_fp8(device)
-        for block in (block for group in blocks for block in group):
-            _store(block, device, device if multiply else None, waiting_modules)
+                    int8.quantize_int8_(layer, device, multiplies_int8, precision.int8_rotation)
 
 
 def store_encoders(encoders: Mapping[str, nn.Module], config: RunConfig) -> None:

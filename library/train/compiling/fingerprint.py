@@ -1,8 +1,6 @@
 """What compiled code depends on, and its speed: machine, PyTorch, code, model, trained weights and options."""
 
-import contextlib
 import hashlib
-import importlib.metadata
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from library.data.loading import Kind
 from library.distributed.world import World
 from library.measuring import stored_results
 from library.memory import attention
+from library.packages import installed_version
 from library.train.step.loss import LossFunction
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +89,7 @@ def _settings_facts(config: RunConfig, world: World) -> JsonObject:
             world.ranks,
             attention.offered(world.device),
         ],
-        "code": [_code(config.family), *map(_installed_version, PACKAGES_IN_A_PASS)],
+        "code": [_code(config.family), *map(installed_version, PACKAGES_IN_A_PASS)],
         "script": config.script,
         "options": {n: ours[n] for n in sorted(sections.union(MATTER) & set(ours)) if n not in NO_MATTER},
     }
@@ -102,9 +101,3 @@ def _code(family: str) -> str:
         for path in sorted(PROJECT_ROOT.glob(pattern)):
             found.update(path.read_bytes())
     return found.hexdigest()
-
-
-def _installed_version(package: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return ""

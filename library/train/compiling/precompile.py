@@ -108,7 +108,7 @@ class Precompiler:
         self._warn_if_nothing_compiles()
         self._compile_due(self._clock.step + 1)  # a resumed run may be past `compile_from_step`
         if self._options.ahead and self.plan.state is PlanState.COMPILING:
-            self._run()
+            self._compile_one_size()
 
     def _warn_if_nothing_compiles(self) -> None:
         """Warn if no step will be compiled although `compile` is set."""
@@ -147,7 +147,7 @@ class Precompiler:
             self.note()
             self._passes.pause()
         elif self.plan.active and self._compile_due(self._clock.step) and self._options.ahead:
-            self._run(in_step=True)
+            self._compile_one_size(in_step=True)
 
     def step_done(self, step: int, seconds: float | None) -> None:
         """Record the speed of a step, `seconds` None if it compiled, and compile after the last eager step to compare
@@ -159,7 +159,7 @@ class Precompiler:
         if self.plan.measuring and not self.log.speedup.eager_steps_left:
             self.plan.compile_all()
             if self._options.ahead:
-                self._run()
+                self._compile_one_size()
 
     # ---- compiling
 
@@ -171,7 +171,7 @@ class Precompiler:
         return begun
 
     # Why: docs/decisions/2026-11-28-one-size-first.md
-    def _run(self, in_step: bool = False) -> None:
+    def _compile_one_size(self, in_step: bool = False) -> None:
         """Compile for one size, and record it, so that the next step (or this one, `in_step`) need not. Other sizes
         follow in the steps that meet them.
         """

@@ -44,7 +44,7 @@ class LossFunction:
 
     def __call__(self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None) -> Tensor:
         """`noise` makes noised latents; by default the step's generator draws noise and timesteps."""
-        return self._usual(batch, *self._inputs(batch, noise))
+        return self._caption_loss(batch, *self._noised_inputs(batch, noise))
 
     def parts(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
         """Yield the terms whose sum a step minimizes, each with whether it is the last.
@@ -55,11 +55,11 @@ class LossFunction:
         if preservation is None:
             yield self(batch), True
             return
-        inputs = self._inputs(batch)
-        yield self._usual(batch, *inputs), False
-        yield preservation.weight * self._change_of_preserved(batch, *inputs), True
+        inputs = self._noised_inputs(batch)
+        yield self._caption_loss(batch, *inputs), False
+        yield preservation.weight * self._preservation_loss(batch, *inputs), True
 
-    def _inputs(
+    def _noised_inputs(
         self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None
     ) -> tuple[NoisedBatch, list[Tensor]]:
         """Return noised latents and controls."""
@@ -71,7 +71,7 @@ class LossFunction:
                 latents = self.family.latents(self.components, batch.pixels, self.generators.vae).contiguous()
             return noise(latents) if noise else self.add_noise(latents), self.controls(batch)
 
-    def _usual(self, batch: Batch, noised: NoisedBatch, controls: Sequence[Tensor]) -> Tensor:
+    def _caption_loss(self, batch: Batch, noised: NoisedBatch, controls: Sequence[Tensor]) -> Tensor:
         """Return the loss of the prediction for the captions."""
         with self.machine.autocast():
             text = self.text(batch)
@@ -81,11 +81,12 @@ class LossFunction:
                 base = self._base_prediction(batch, noised, lambda: text, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
             predicted = self._predict(batch, noised, text, controls)
-        losses = objective.elementwise(predicted, target, self.config, noised)
-        by_area = self.config.loss.normalize_masked_area_loss
-        return objective.reduce(losses, noised.weight, batch.weights, batch.mask, by_area)
+        options = self.config.loss
+        losses = objective.elementwise(predicted, target, options.loss_type, noised.huber_c)
+        by_area = options.normalize_masked_area_loss
+        return objective.per_image(losses, noised.weight, batch.weights, batch.mask, by_area).mean()
 
-    def _change_of_preserved(self, batch: Batch, noised: NoisedBatch, controls: Sequence[Tensor]) -> Tensor:
+    def _preservation_loss(self, batch: Batch, noised: NoisedBatch, controls: Sequence[Tensor]) -> Tensor:
         """Return the mean square by which adapters change the predictions for the preserved prompts."""
         assert batch.preserved_captions is not None  # of every image of a training
         preserved = replace(batch, captions=batch.preserved_captions, text=batch.preserved_text)

@@ -10,11 +10,11 @@ import gradio as gr
 from starlette.responses import Response
 
 from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.requested import of_tab
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FIRST_KIND
 from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
 
 
 # Why: docs/decisions/2026-11-23-tabs-come-when-opened.md
@@ -44,23 +44,18 @@ class TrainingTabs:
         return f'<link rel="preload" as="fetch" crossorigin href="./own/form?{escape(query)}">'
 
     def press(self, request: ApiRequest) -> JsonObject:
-        return self._tab(request.text("tab")).press(request)
+        return of_tab(self.tabs, request.text("tab")).press(request)
 
     def show(self, query: Mapping[str, str]) -> Response:
         """The contents of a tab."""
         headers = {"cache-control": "private, max-age=31536000, immutable"}
-        tab = self._tab(query.get("tab", ""))
+        tab = of_tab(self.tabs, query.get("tab", ""))
         with self.making:
             markup = tab.markup
         return Response(markup, media_type="text/html", headers=headers)
 
     def prepare(self) -> None:
         self.show({"tab": FIRST_KIND})
-
-    def _tab(self, name: str) -> TrainingTab:
-        if name not in self.tabs:
-            raise ConfigError("there is no such tab: load the page again")
-        return self.tabs[name]
 
 
 class Forms(Mapping[str, SettingsForm]):
