@@ -129,6 +129,12 @@ def test_a_u_net_loads_no_text_models_where_a_tokenizer_is_loaded():
     assert "transformers.modeling_utils" not in loaded
 
 
+def test_what_asks_the_hub_loads_no_network_library_before_it_asks():
+    loaded = imported("-c", "import library.downloads.hub_files")
+    assert "huggingface_hub" in loaded
+    assert not loaded & {"httpx", "httpx2", "huggingface_hub.errors", "huggingface_hub.hf_api"}
+
+
 @pytest.fixture
 def read(monkeypatch):
     """Every file of weights that is opened, and every VAE and text encoder that is built."""
