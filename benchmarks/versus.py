@@ -70,6 +70,7 @@ class Program:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))
         }
+        inherited.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles all sources that it imports
         path = os.environ.get("PYTHONPATH", "") if self.name == THIS_TRAINER else ""
         return {
             **inherited,

@@ -38,18 +38,20 @@ def without_collecting() -> Iterator[None]:
 @contextlib.contextmanager
 def without_optional(module: str) -> Iterator[None]:
     """Import modules of this module's package as if the packages in `UNUSED` were absent, unless already loaded. Only
-    diffusers and transformers load them; afterwards both report them as available again.
+    diffusers and transformers load them; afterwards both report them as available again. diffusers does not see
+    transformers either, loaded or not, as most of it is loaded when its names are used.
     """
     package = module.split(".")[0]
     if package not in KNOWN:
         yield
         return
     place, name, absent = KNOWN[package]
-    availability, unwanted = vars(importlib.import_module(place)), UNUSED
+    availability = vars(importlib.import_module(place))
+    unwanted = [unused for unused in UNUSED if unused not in sys.modules]
     if package == "diffusers":
         _defer_networks()
-        unwanted = (*UNUSED, "transformers")  # for pipelines and their LoRA files, which the caller does not load
-    names = [name.format(unused) for unused in unwanted if unused not in sys.modules]
+        unwanted.append("transformers")  # for pipelines and their LoRA files, which the caller does not load
+    names = [name.format(unused) for unused in unwanted]
     before = {name: availability[name] for name in names if name in availability}
     availability.update(dict.fromkeys(before, absent))
     try:

@@ -332,9 +332,9 @@ def by_name() -> dict[str, Path]:
 
 
 def brought_by(name: str) -> set[str]:
-    """A package with what comes with it; a part of PyTorch that `import torch` does not load is one of its own."""
+    """A package with what comes with it; a part that the import of its package does not load is one of its own."""
     package, _, part = name.partition(".")
-    if package == "torch" and part:
+    if package in ("torch", "huggingface_hub") and part:
         return {package, name}
     return {package, *(["torch"] if name == "safetensors.torch" else [])}
 

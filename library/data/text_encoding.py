@@ -75,10 +75,11 @@ def cut_captions(images: Sequence["Image"], family: Family, variants: int = 1) -
     }
     # A token has at least one byte, so shorter captions need no tokenizer.
     long = [image for image in images if len(captions[image.path].encode()) > limit.tokens]
-    tokenizers = family.tokenizers_of_captions() if long else {}
-    if limit.encoder not in tokenizers:
+    tokenizers = family.tokenizers_of_captions() if long else None
+    if not tokenizers or limit.encoder not in tokenizers:
         return
-    counts = {words: limit.count(tokenizers[limit.encoder], words) for words in {captions[i.path] for i in long}}
+    tokenizer = tokenizers.to_count(limit.encoder)
+    counts = {words: limit.count(tokenizer, words) for words in {captions[i.path] for i in long}}
     cut = [image for image in long if counts[captions[image.path]] > limit.tokens]
     if not cut:
         return

@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import huggingface_hub
-from huggingface_hub import constants, errors
-from huggingface_hub.file_download import http_get
+import huggingface_hub  # its modules load a network library, so they are imported where they are used
+from huggingface_hub import constants
 
 from library.config.problems import ConfigError, Message, Report
 from library.config.values import RESERVED
@@ -88,21 +87,25 @@ def repository(name: str, endings: Sequence[str] = (WEIGHTS_SUFFIX,)) -> Reposit
     return Repository(name, files, closed)
 
 
-def _is_closed(api: huggingface_hub.HfApi, name: str, hub_token: str | bool) -> bool:
+def _is_closed(api: "huggingface_hub.HfApi", name: str, hub_token: str | bool) -> bool:
+    from huggingface_hub.errors import GatedRepoError
+
     try:
         api.auth_check(name, token=hub_token)
-    except errors.GatedRepoError:
+    except GatedRepoError:
         return True
     return False
 
 
 def request_failure(name: str, error: Exception) -> Message:
     """Return the message for a failed request about a repository."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
     if isinstance(error, ConfigError):
         return error.problems[0]
-    if isinstance(error, errors.GatedRepoError):
+    if isinstance(error, GatedRepoError):
         return licence(name)
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError):
         return Message("There is no Hugging Face repository {name}, or it is private: check the spelling.", name=name)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Message(
@@ -176,6 +179,9 @@ def download_file(file: RemoteFile, path: Path, report: Report) -> Path:
 
 def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
     """Download the remaining bytes of a file."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+
     done = part.stat().st_size if part.exists() else 0
     if done > file.size:  # not a part of this file
         remove(part)
@@ -210,7 +216,7 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             http_get(address, out, resume_size=done, headers=headers, expected_size=file.size, tqdm_class=bar)
         except (ConfigError, KeyboardInterrupt):
             raise
-        except errors.HfHubHTTPError as e:
+        except HfHubHTTPError as e:
             raise ConfigError(request_failure(file.repository, e)) from e
         except Exception as e:  # of the network
             if isinstance(e, OSError) and e.errno is not None:  # of the disk

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor, nn
 
+    from library.families.shared.tokenizers import Tokenizers
+
 
 # Why: docs/decisions/2026-11-27-protocols-with-several-implementers.md
 @runtime_checkable
@@ -143,5 +145,5 @@ class LimitsCaptions(Protocol):
     def caption_limit(self) -> CaptionLimit:
         """The limit with the options of this run."""
 
-    def tokenizers_of_captions(self) -> Mapping[str, Any]:
+    def tokenizers_of_captions(self) -> "Tokenizers":
         """Return the tokenizers by encoder, without loading encoders. Raises ConfigError if one is unavailable."""

@@ -7,6 +7,7 @@ import shutil
 import threading
 
 import pytest
+from huggingface_hub import file_download
 
 from library import families
 from library.cli.main import main
@@ -195,7 +196,7 @@ def test_a_full_disk_is_known_before_and_during_a_download(hub, tmp_path, monkey
         out.write(small()[:4000])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(downloads, "http_get", full)
+    monkeypatch.setattr(file_download, "http_get", full)
     with pytest.raises(ConfigError, match="disk is full"):
         get(hub, tmp_path)
     monkeypatch.undo()

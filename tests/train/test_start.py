@@ -92,12 +92,12 @@ NETWORKS = {"transformers.dual_transformer_2d", "transformers.transformer_2d"} |
 
 
 def test_a_cached_training_loads_no_compiler_no_text_model_and_one_network(demo, tmp_path):
-    """Eager steps and a schedule, in one process. Other families count the tokens of their captions."""
+    """Eager steps and a schedule, in one process. Tokens of captions are counted by what the first training stored."""
     from library.config.formats import to_toml
 
     images = pictures(tmp_path / "pictures")
     for caption in images.rglob("*.txt"):
-        caption.write_text("toy")  # long captions are counted in tokens
+        caption.write_text("toy " * 200)
     values = {"train_data_dir": images, "max_train_steps": 2, "lr_scheduler": "cosine"}
     turns = []
     for script in ("sdxl_train_network", "flux_train_network", "flux_2_train_network"):
@@ -110,6 +110,29 @@ def test_a_cached_training_loads_no_compiler_no_text_model_and_one_network(demo,
     assert not (LATER & loaded), sorted(LATER & loaded)
     networks = {name for name in loaded if name.startswith(NETWORK_FOLDERS)}
     assert networks == {f"diffusers.models.{name}" for name in NETWORKS}
+
+
+UNET_AFTER_A_TOKENIZER = """
+import sys
+from transformers import tokenization_utils_tokenizers
+from library.imports import without_optional
+with without_optional("diffusers"):
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from diffusers.utils import is_transformers_available
+assert is_transformers_available()
+"""
+
+
+def test_a_u_net_loads_no_text_models_where_a_tokenizer_is_loaded():
+    loaded = imported("-c", UNET_AFTER_A_TOKENIZER)
+    assert "transformers" in loaded and "diffusers.loaders.lora_base" in loaded
+    assert "transformers.modeling_utils" not in loaded
+
+
+def test_what_asks_the_hub_loads_no_network_library_before_it_asks():
+    loaded = imported("-c", "import library.downloads.hub_files")
+    assert "huggingface_hub" in loaded
+    assert not loaded & {"httpx", "httpx2", "huggingface_hub.errors", "huggingface_hub.hf_api"}
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import huggingface_hub
-from huggingface_hub import errors
+import huggingface_hub  # its modules load a network library, so they are imported where they are used
 
 from library.config.hub_names import FOLDER, about_address
 from library.config.problems import FLAG, ConfigError, Message, MessageLike, Problem
@@ -87,9 +86,11 @@ def _repository_has(names: Iterable[str], choose: Callable[[Iterable[str]], list
 
 def cached_folder(name: str) -> Path | None:
     """Return the folder of a repository in the hub's cache, which may be incomplete; None if it is not there."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-    except errors.LocalEntryNotFoundError:
+    except LocalEntryNotFoundError:
         return None
 
 
@@ -120,13 +121,15 @@ def answered(question: Callable[[], Answer]) -> Answer:
 
 def unavailable_repository(option: str, name: str, error: Exception) -> Problem:
     """Return the problem of a repository that is not available."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
     if isinstance(error, ConfigError):  # it exists, with other content
         return error.problems[0]
-    if isinstance(error, errors.GatedRepoError):
+    if isinstance(error, GatedRepoError):
         steps = "accept its licence on https://huggingface.co/{name}, then set HF_TOKEN or --huggingface_token"
         template = ": {name} asks for a licence to be accepted: {advice}"
         return _hub_problem(option, template, name=name, advice=Message(steps, name=name))
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError):
         advice = Message("check the spelling, or set HF_TOKEN when it is private")
         return _hub_problem(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network

@@ -12,7 +12,7 @@ import huggingface_hub
 from library.config.outside_files import TOKENIZER, check_file_size, read_outside_text, table_of
 from library.config.problems import ConfigError, Problem, together
 from library.families.recognition import whole_model
-from library.families.shared import hub
+from library.families.shared import hub, token_counting
 from library.files import write_atomic
 
 CLIP_L = "openai/clip-vit-large-patch14"
@@ -204,6 +204,16 @@ class Tokenizers(Mapping[str, Any]):
         if encoder not in self._known:
             self._known[encoder] = load_tokenizer(*self._places[encoder])
         return self._known[encoder]
+
+    def to_count(self, encoder: str) -> Any:
+        """Return a tokenizer that only counts the tokens of captions, without special ones."""
+        if encoder in self._known:
+            return self._known[encoder]
+        folder, name = self._places[encoder]
+        return token_counting.counting_tokenizer(folder, TOKENIZER_FILES, name, lambda: self[encoder])
+
+    def __contains__(self, encoder: object) -> bool:  # that of Mapping loads it
+        return encoder in self._places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
