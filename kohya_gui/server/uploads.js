@@ -196,7 +196,8 @@ export class Sending {
 
 /** @typedef {{ path: string, files: File[] }} Folder files that were dropped, and the folder they were in, or "" */
 
-const OF_SYSTEMS = /^(\.|Thumbs\.db$|desktop\.ini$)/i; // what systems and editors keep beside the files of a folder
+// What systems, editors and trainers (caches) keep beside the images of a folder.
+const BESIDE_IMAGES = /^(\.|Thumbs\.db$|desktop\.ini$)|\.(npz|safetensors)$/i;
 
 /**
  * The files that were dropped, by folder: folders may be in others, and those without files are left out.
@@ -238,7 +239,7 @@ async function foldersIn(entry, path) {
     const some = await new Promise((done, fail) => reader.readEntries(done, fail));
     if (!some.length) return folders;
     for (const child of some) {
-      if (OF_SYSTEMS.test(child.name)) continue;
+      if (BESIDE_IMAGES.test(child.name)) continue;
       if (child.isFile) folders[0].files.push(await fileOf(/** @type {FileSystemFileEntry} */ (child)));
       else
         folders.push(
