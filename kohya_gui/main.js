@@ -4,6 +4,8 @@ import { mount as mountSampling } from "./sampling/sampling.js";
 import { buildAhead, mountTraining } from "./form/tab.js";
 import "./form/adapter.js";
 import "./form/datasets.js";
+import "./form/datasets_sending.js";
+import "./form/dropped.js";
 import "./form/gpus.js";
 import "./form/labels.js";
 import "./form/live.js";

@@ -4,6 +4,7 @@ import { addressOf, note, register } from "../server/addresses.js";
 import { all, find, finder, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { badges, captionField, facts, frame, tellWhy, turns } from "./images_cards.js";
+import * as drops from "./images_drops.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
 import { renderOverview } from "./images_overview.js";
@@ -385,6 +386,7 @@ export function mount(element) {
     clearTimeout(pause);
     pause = setTimeout(() => narrow({ words: words.value }), 200);
   };
+  drops.mount(root, tab);
   history.mount(root, tab);
   masks.mount(root, tab);
   recall();

@@ -1,10 +1,9 @@
 // The images of a training as rows, one for each folder that the form or its dataset file names, counted as a training
 // counts them. Edits are saved to a dataset file.
-import { count, say } from "../i18n/sentences.js";
-import { all, around, find, hit, isField, make, setValue, withAllowButton } from "../server/elements.js";
+import { say } from "../i18n/sentences.js";
+import { all, around, find, hit, make, setValue, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { filesOf, Sending } from "../server/uploads.js";
-import { groupOf, groupsOf, MOST_NOTES, rowOf, showCount, textsOf } from "./datasets_rows.js";
+import { groupOf, groupsOf, rowOf, showCount } from "./datasets_rows.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import { formAround, tabOf } from "./inputs.js";
@@ -17,14 +16,12 @@ import { store } from "./storage.js";
 /**
  * @typedef {{ listing: Listing, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>,
  *   refreshTimer?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, keepsMessage?: boolean,
- *   sending?: Sending }} State
+ *   sending?: import("../server/uploads.js").Sending }} State
  * `keepsMessage`: keep the message at the next change of the form, which is ours */
 
 const PAUSE = 700; // milliseconds without typing after which rows are saved
 const FILE = "dataset_config", FOLDER = "train_data_dir", REPEATS = "dataset_repeats";
 const REPLACED = [FOLDER, "reg_data_dir", "in_json"]; // options that a dataset file replaces
-/** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
-const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
 /** @type {Listing} */
 const NOTHING = { groups: [], file: "", known: "", problems: [] };
 /** @type {WeakMap<Element, State>} */
@@ -34,7 +31,7 @@ const states = new WeakMap();
  * @param {Element} box
  * @returns {State}
  */
-function stateOf(box) {
+export function stateOf(box) {
   const state = states.get(box) ?? { listing: NOTHING, asked: 0 };
   states.set(box, state);
   return state;
@@ -44,14 +41,14 @@ function stateOf(box) {
  * @param {Element} box
  * @param {string} name
  */
-const valueOf = (box, name) => String(inputs.fieldOf(formAround(box), name)?.value ?? "").trim();
+export const valueOf = (box, name) => String(inputs.fieldOf(formAround(box), name)?.value ?? "").trim();
 
 /**
  * Put values into the form, as one change that can be undone.
  * @param {Element} box
  * @param {Texts} values
  */
-function choose(box, values) {
+export function choose(box, values) {
   const where = formAround(box);
   form.remember(where);
   stateOf(box).keepsMessage = true;
@@ -67,7 +64,7 @@ function choose(box, values) {
  * @param {string} text
  * @param {string} [wrong] what also went wrong
  */
-function showMessage(box, text, wrong = "") {
+export function showMessage(box, text, wrong = "") {
   const lines = (/** @type {string} */ each, className = "") =>
     each
       .split("\n")
@@ -82,7 +79,7 @@ function showMessage(box, text, wrong = "") {
  * Load what the form names now: first the folders, then how a training would count their images.
  * @param {Element} box
  */
-async function refresh(box) {
+export async function refresh(box) {
   const state = stateOf(box), turn = ++state.asked, tab = tabOf(box);
   const question = { tab, sent: sentOf(tab) };
   try {
@@ -168,7 +165,7 @@ function restore(box) {
  * @param {Element} box
  * @param {number} [pause]
  */
-function saveSoon(box, pause = PAUSE) {
+export function saveSoon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;
@@ -177,7 +174,7 @@ function saveSoon(box, pause = PAUSE) {
 }
 
 /** @param {Element} box */
-async function save(box) {
+export async function save(box) {
   const state = stateOf(box);
   if (state.saving) return saveSoon(box);
   state.unsaved = false;
@@ -228,7 +225,7 @@ function asFormValues(box, groups) {
  * @param {string} folder
  * @param {boolean} [apart]
  */
-function add(box, folder, apart = false) {
+export function add(box, folder, apart = false) {
   const groups = all(box, ".groups > .group"), list = find(box, ".groups");
   if (apart || !groups.length) {
     list.append(groupOf(box, { at: null, texts: {}, rows: [] }, groups.length, groups.length + 1));
@@ -242,66 +239,6 @@ function add(box, folder, apart = false) {
   return row;
 }
 
-// ---- uploading images
-
-/**
- * Upload files to a folder, and show it.
- * @param {Element} box
- * @param {File[]} files
- * @param {HTMLElement | null} row of the folder, or null for the only or a new folder
- * @param {string} [name] of the option that names the folder
- */
-async function send(box, files, row, name = "image_dir") {
-  const state = stateOf(box), rows = all(box, ".groups li");
-  if (!files.length || state.sending) return;
-  const into = row ?? (rows.length === 1 ? rows[0] : null), field = into && find(into, `[data-set=${name}]`);
-  const line = find(box, ".sending");
-  try {
-    let folder = isField(field) ? field.value.trim() : "";
-    if (!folder && into && BESIDE[name]) folder = textsOf(into).image_dir + BESIDE[name];
-    if (!folder) ({ folder } = await ask("upload_folder", { name: valueOf(box, "output_name") }));
-    state.sending = new Sending(files, folder, (bytes, of, done, all) => {
-      find(line, "span").textContent = say("{done} of {files} files, {percent}%", {
-        done, files: all, percent: of ? Math.floor((100 * bytes) / of) : 100,
-      });
-      find(line, "i").style.width = `${of ? (100 * bytes) / of : 100}%`;
-    });
-    line.hidden = false;
-    const { sent, there, wrong } = await state.sending.run();
-    folder = state.sending.folder;
-    nameFolder(box, into, name, folder);
-    const lines = [say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder })];
-    if (there.length) lines.push(say("Already there: {files}.", { files: count(there.length, "file") }));
-    const refused = wrong
-      .slice(0, MOST_NOTES)
-      .map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
-    if (wrong.length > MOST_NOTES)
-      refused.push(say("and {count} more like these", { count: wrong.length - MOST_NOTES }));
-    showMessage(box, lines.join("\n"), refused.join("\n"));
-  } catch (error) {
-    showMessage(box, "", messageOf(error));
-  } finally {
-    state.sending = undefined;
-    line.hidden = true;
-  }
-}
-
-/**
- * Name the folder of uploaded images if it has no name yet.
- * @param {Element} box
- * @param {HTMLElement | null} row
- * @param {string} name
- * @param {string} folder
- */
-function nameFolder(box, row, name, folder) {
-  const field = (row ?? add(box, "")).querySelector(`[data-set=${name}]`);
-  if (!isField(field)) return;
-  const isNew = field.value.trim() !== folder;
-  setValue(field, folder);
-  if (isNew) saveSoon(box, 0);
-  else void refresh(box);
-}
-
 // ---- events
 
 /**
@@ -311,17 +248,7 @@ function nameFolder(box, row, name, folder) {
 function press(box, button) {
   const row = button.closest("li"), { row: what } = button.dataset;
   if (what === "add" || what === "add-set") find(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
-  else if (what === "stop") stateOf(box).sending?.stop();
-  else if (what === "send" && row) {
-    const input = make("input", {
-      type: "file",
-      multiple: true,
-      accept: find(box, "input[type=file]", HTMLInputElement).accept,
-    });
-    const { set } = find(around(button, ".of"), "[data-set]").dataset;
-    input.onchange = () => void send(box, [...(input.files ?? [])], row, set);
-    input.click();
-  } else if (what === "remove" && row) {
+  else if (what === "remove" && row) {
     row.remove();
     if (stateOf(box).listing.groups.length || groupsOf(box).length) saveSoon(box, 0);
     else show(box);
@@ -337,22 +264,6 @@ for (const type of ["input", "change"]) {
     const field = target instanceof Element ? target.closest(".datasets [data-set]") : null;
     if (field && (type === "change" || !field.closest(".wide")))
       saveSoon(around(field, ".datasets"), type === "input" ? PAUSE : 0); // wait for the whole path
-  });
-}
-document.addEventListener("change", ({ target }) => {
-  if (!(target instanceof HTMLInputElement) || !target.matches(".choose-images input")) return;
-  void send(around(target, ".datasets"), [...(target.files ?? [])], null);
-  target.value = "";
-});
-for (const type of ["dragover", "dragleave", "drop"]) {
-  document.addEventListener(type, (event) => {
-    const box = hit(event, ".datasets"), { dataTransfer } = /** @type {DragEvent} */ (event);
-    if (!box || !dataTransfer?.types.includes("Files")) return;
-    event.preventDefault();
-    const row = hit(event, ".groups li");
-    for (const each of all(box, ".over")) each.classList.remove("over");
-    if (type === "dragover") (row ?? find(box, ".drop")).classList.add("over");
-    if (type === "drop") void filesOf(dataTransfer).then((files) => send(box, files, row));
   });
 }
 form.onSettled((where) => {

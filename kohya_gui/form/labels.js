@@ -64,15 +64,27 @@ function formOf(near) {
   return enclosing instanceof HTMLFormElement ? enclosing : forms.find((where) => where.checkVisibility()) ?? forms[0];
 }
 
+/**
+ * The field of an option of image folders, which each row has, and no other field of the form.
+ * @param {HTMLFormElement} where
+ * @param {string} name
+ */
+function fieldOfRow(where, name) {
+  const templates = all(where, ".datasets template", HTMLTemplateElement);
+  return templates.map(({ content }) => content.querySelector(`[data-set="${name}"]`)).find(isField);
+}
+
 nameOptions((name, near) => {
   const selector = `[data-option="${name}"], [data-launch="${name}"]`, where = formOf(near);
   const matching = where ? /** @type {Field[]} */ (all(where, selector).filter(isField)) : [];
   const field =
     matching.find((candidate) => isFor(candidate, family(where))) ??
     matching[0] ??
+    (where && fieldOfRow(where, name)) ??
     /** @type {Field[]} */ (all(document, selector).filter(isField))[0];
   const text = field ? englishLabel(field) : "";
-  return text ? { text, isShared: isShared(field.form, text), wordOf: (value) => wordOf(field, value) } : null;
+  const isAmbiguous = Boolean(field?.form) && isShared(field.form, text);
+  return text ? { text, isShared: isAmbiguous, wordOf: (value) => wordOf(field, value) } : null;
 }, (value, near) => {
   const choice = formOf(near)?.querySelector(`option[value="${value}"]`);
   return (choice && inEnglish(choice)) ?? "";

@@ -283,12 +283,12 @@ async function headerOf(file) {
 }
 
 /**
- * Upload a config chosen on this computer.
- * @param {HTMLInputElement} input
+ * Load a config of the visitor's computer.
+ * @param {HTMLElement} training
+ * @param {File} file
  */
-async function upload(input) {
-  const training = around(input, ".training"), { tab = "" } = training.dataset, [file] = input.files ?? [];
-  if (!file) return;
+export async function upload(training, file) {
+  const { tab = "" } = training.dataset;
   try {
     const weights = file.name.toLowerCase().endsWith(".safetensors");
     const part = weights ? await headerOf(file) : file;
@@ -302,7 +302,6 @@ async function upload(input) {
       tab,
       error instanceof TypeError ? new Error("This is not a text file in UTF-8: save it with that encoding.") : error);
   }
-  input.value = ""; // otherwise the same file could not be chosen again
 }
 
 /**
@@ -330,7 +329,9 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("change", (event) => {
   const input = hit(event, "input.upload", HTMLInputElement);
-  if (input) void upload(input);
+  if (!input?.files?.length) return;
+  void upload(around(input, ".training"), input.files[0]);
+  input.value = ""; // otherwise the same file could not be chosen again
 });
 document.addEventListener("keydown", (event) => {
   const path = event.key === "Enter" && !event.isComposing && hit(event, ".begin .path");

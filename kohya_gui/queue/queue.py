@@ -13,6 +13,7 @@ from kohya_gui.form.tabs import tab_of_kind
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.schema import options_of
 from library.families import RUNS, config_class
 from library.runs import job_files, queue, queue_rows
 
@@ -57,5 +58,9 @@ class QueueTab:
             if submission.family == config.family:
                 shown = form.lenient_config(submission)
                 before = job_files.values_of(to_toml(shown)) | compare.contents_of_key(compare.FORM, shown, self.roots)
-        differing = queue_rows.differences(before or {}, values)
+        options = options_of(config)
+        differing = sorted(  # what it trains with says less than how: every entry names files of its own
+            queue_rows.differences(before or {}, values),
+            key=lambda difference: bool(difference.option in options and options[difference.option].kind),
+        )
         return {"form": before is not None, "differences": [asdict(difference) for difference in differing]}

@@ -85,6 +85,7 @@ function differencesOf({ form, differences }) {
   const ordered = [...differences].sort((a, b) => isOneSided(a) - isOneSided(b));
   const texts = ordered.map(({ option, before, value, words }) => {
     const from = before ?? translated("the default"), to = value ?? translated("the default");
+    if (!form && !words) return make("span", {}, sayOption("{option} {value}", option, { value: to }));
     if (words) return make("span", {}, say("{words}: {value} instead of {before}", { words, value: to, before: from }));
     return make("span", {}, sayOption("{option} {value} instead of {before}", option, { value: to, before: from }));
   });

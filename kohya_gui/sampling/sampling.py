@@ -90,10 +90,11 @@ class SamplingTab:
         made = events.get("sample") or [sample.event for sample in with_resumed(run)]
         sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in made)
         prompts_of_file, fields = self._rows(settings)
+        images = _shared_fields([prompt_rows.row_of_prompt(prompts.recorded_prompt(event)) for event in made])
         return {
             "files": weight_files,
             "prompts": [prompt for prompt in sample_prompts if prompt] or prompts_of_file,
-            "fields": _size_of_samples(run) | fields,
+            "fields": _size_of_samples(run) | images | fields,
             "takes": _takes(_drafted(run, settings)),
         }
 
@@ -112,11 +113,7 @@ class SamplingTab:
             )
         except (ConfigError, OSError):  # there is none, or it cannot be read: its own form says why
             return [], {}
-        shared = dict(rows[0]) if rows else {}
-        for row in rows[1:]:
-            shared = {name: value for name, value in shared.items() if row.get(name) == value}
-        field_names = ("negative_prompt", *(name for name, *_ in NUMBERS))
-        return [row["prompt"] for row in rows], {name: shared[name] for name in field_names if name in shared}
+        return [row["prompt"] for row in rows], _shared_fields(rows)
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start generating. Problems of the form are reported first."""
@@ -275,6 +272,13 @@ def _takes(config: RunConfig | None) -> list[str]:
 
 def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
     return reader.progress(run.folder).update().events.get("sample", ())
+
+
+def _shared_fields(rows: Sequence[prompt_rows.Row]) -> dict[str, str]:
+    """The fields that are the same for all prompts."""
+    first: prompt_rows.Row = rows[0] if rows else {}
+    names = ("negative_prompt", *(name for name, *_ in NUMBERS), *IMAGE_LABELS)
+    return {name: first[name] for name in names if name in first and all(row.get(name) == first[name] for row in rows)}
 
 
 def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:

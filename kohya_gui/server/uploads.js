@@ -1,5 +1,5 @@
 // Upload files to a folder of the server in pieces: pieces are retried, and an interrupted upload resumes.
-import { say } from "../i18n/sentences.js";
+import { count, say } from "../i18n/sentences.js";
 import { address, ask, messageOf, UNANSWERED, wait } from "./http.js";
 
 /** @typedef {{ name: string, size: number, modified: number, sums: Record<string, number> }} Facts of a file */
@@ -194,33 +194,92 @@ export class Sending {
   }
 }
 
+/** @typedef {{ path: string, files: File[] }} Folder files that were dropped, and the folder they were in, or "" */
+
+// What systems, editors and trainers (caches) keep beside the images of a folder.
+const BESIDE_IMAGES = /^(\.|Thumbs\.db$|desktop\.ini$)|\.(npz|safetensors)$/i;
+
 /**
- * The files that were dropped, including those in folders.
+ * The files that were dropped, by folder: folders may be in others, and those without files are left out.
  * @param {DataTransfer} dropped
- * @returns {Promise<File[]>}
+ * @returns {Promise<Folder[]>}
  */
-export async function filesOf(dropped) {
+export async function foldersOf(dropped) {
   const entries = [...dropped.items]
     .map((item) => item.webkitGetAsEntry?.())
     .filter((entry) => entry !== null && entry !== undefined);
-  if (!entries.some((entry) => entry.isDirectory)) return [...dropped.files];
-  return (await Promise.all(entries.map(inside))).flat();
+  const single = entries.some((entry) => entry.isDirectory)
+    ? await Promise.all(
+        entries.filter((entry) => entry.isFile).map((entry) => fileOf(/** @type {FileSystemFileEntry} */ (entry))))
+    : [...dropped.files];
+  const folders = entries.filter((entry) => entry.isDirectory);
+  const inside = await Promise.all(
+    folders.map((entry) => foldersIn(/** @type {FileSystemDirectoryEntry} */ (entry), entry.name)));
+  return [{ path: "", files: single }, ...inside.flat()].filter(({ files }) => files.length);
 }
 
 /**
- * @param {FileSystemEntry} entry
- * @returns {Promise<File[]>}
+ * @param {FileSystemFileEntry} entry
+ * @returns {Promise<File>}
  */
-async function inside(entry) {
-  if (entry.isFile)
-    return [await new Promise((done, fail) => /** @type {FileSystemFileEntry} */ (entry).file(done, fail))];
-  const reader = /** @type {FileSystemDirectoryEntry} */ (entry).createReader();
-  /** @type {File[]} */
-  const files = [];
+const fileOf = (entry) => new Promise((done, fail) => entry.file(done, fail));
+
+/**
+ * A folder and all that are in it.
+ * @param {FileSystemDirectoryEntry} entry
+ * @param {string} path
+ * @returns {Promise<Folder[]>}
+ */
+async function foldersIn(entry, path) {
+  const reader = entry.createReader();
+  /** @type {Folder[]} */
+  const folders = [{ path, files: [] }];
   for (;;) { // the reader returns about a hundred at a time
     /** @type {FileSystemEntry[]} */
     const some = await new Promise((done, fail) => reader.readEntries(done, fail));
-    if (!some.length) return files;
-    for (const child of some) if (child.isFile) files.push(...await inside(child));
+    if (!some.length) return folders;
+    for (const child of some) {
+      if (BESIDE_IMAGES.test(child.name)) continue;
+      if (child.isFile) folders[0].files.push(await fileOf(/** @type {FileSystemFileEntry} */ (child)));
+      else
+        folders.push(
+          ...await foldersIn(/** @type {FileSystemDirectoryEntry} */ (child), `${path}/${child.name}`));
+    }
   }
+}
+
+const REPEATED = /^\d+_/; // the name of a folder that says how often its images are seen
+
+/**
+ * The names that dropped folders get within a folder. "" is that folder itself, for what is not in several folders and
+ * has no repeats in its name.
+ * @param {Folder[]} folders
+ */
+export function namesOf(folders) {
+  const last = folders.map(({ path }) => path.split("/").at(-1) ?? "");
+  if (folders.length === 1 && !REPEATED.test(last[0])) return [""];
+  return last.map((name, at) => (last.indexOf(name) === at && name) || `${name || "images"}-${at + 1}`);
+}
+
+/** @param {string[]} names whether each says how often its images are seen, as trainings read them */
+export const areRepeated = (names) => names.every((name) => REPEATED.test(name));
+
+const MAX_REFUSED = 5; // sentences about files that were not sent
+
+/**
+ * What to say of files: those that are in a folder now, and why others are not.
+ * @param {Outcome[]} outcomes
+ * @param {string[]} folders that each was sent to
+ */
+export function describe(outcomes, folders) {
+  const said = outcomes.flatMap(({ sent, there }, at) => [
+    sent.length && say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder: folders[at] }),
+    there.length && say("Already there: {files}.", { files: count(there.length, "file") }),
+  ]);
+  const refused = outcomes
+    .flatMap(({ wrong }) => wrong)
+    .map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
+  const more = refused.splice(MAX_REFUSED).length;
+  if (more) refused.push(say("and {count} more like these", { count: more }));
+  return { said: said.filter(Boolean).join("\n"), refused: refused.join("\n") };
 }

@@ -12,7 +12,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library import families
 from library.captioning.forms import FORMS as CAPTION
 from library.config.choice_words import word_of_choice
-from library.config.json_types import JsonObject
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
 from library.downloads import model_folder
 from library.jobs import job as jobs
@@ -56,7 +56,7 @@ class ToolCommands:
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start the command of a form."""
         forms, name = _forms(request), request.text("name")
-        words = forms.words(name, request.values("values"), self.guard)
+        words = forms.words(name, _placed_beside(forms, name, request.values("values")), self.guard)
         if forms is MASK:  # writes beside the named folder
             paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
         refuse_second(forms.command)
@@ -80,7 +80,13 @@ class ToolCommands:
         if kind == "model" and model_folder.is_repository(text):
             return text
         if kind in ("folder", "model"):
-            return paths.existing_folder(text, self.roots, label)
+            try:
+                return paths.existing_folder(text, self.roots, label)
+            except ConfigError:
+                if kind == "folder" or Path(text).name != text:
+                    raise
+                template = "{label}: {name} is neither a folder nor a Hugging Face id such as owner/name"
+                raise ConfigError(template, label=label, name=text) from None
         if kind == "new":
             path = paths.file(text, self.roots, (WEIGHTS_SUFFIX,), label, is_new=True)
             if path.exists():
@@ -92,6 +98,18 @@ class ToolCommands:
         if not path.exists():
             raise ConfigError("{label}: {path} does not exist", label=label, path=path)
         return path
+
+
+def _placed_beside(forms: CommandForms, name: str, values: JsonMapping) -> JsonMapping:
+    """The values of a form, with a new file that has only a name put beside the first file that is read."""
+    form = forms.all().get(name)
+    fields = form.fields if form else ()
+    new = next((field.name for field in fields if field.kind == "new"), "")
+    text = str(values.get(new) or "").strip()
+    read = (str(values.get(field.name) or "").strip() for field in fields if field.kind in ("file", "files", "model"))
+    first = next(filter(None, read), "").split("\n")[0].strip("\"' ")
+    is_name_alone = text.lower().endswith(WEIGHTS_SUFFIX) and not set(text) & set("/\\~\"'")
+    return {**values, new: str(Path(first).parent / text)} if first and is_name_alone else values
 
 
 def title_of(job: jobs.BackgroundJob) -> str:
@@ -210,7 +228,8 @@ def _command_field_html(start: str, field: CommandField) -> str:
     )
     choose = f'<select data-fills="{element}" aria-label="Ready prompts">{suggestions}</select>' if suggestions else ""
     value = escape(field.default or next(iter(field.suggestions.values()), ""))
-    return f'{top}{choose}<input {facts} {plain} value="{value}">{browse}{about}</div>'
+    where = ' placeholder="A name beside the first file, or a path"' * (field.kind == "new")
+    return f'{top}{choose}<input {facts} {plain}{where} value="{value}">{browse}{about}</div>'
 
 
 WIDE_KINDS = ("file", "folder", "model", "new", "files", "lines")

@@ -74,7 +74,7 @@ def read_lora(path: str | Path, preferred: str = "") -> Lora:
     """Read an adapter of any kind in any of the formats, of the family `preferred` if its names allow that. Raises
     ConfigError for anything else.
     """
-    stored, metadata = storage.open_stored(path), storage.metadata_of(path)
+    stored, metadata = storage.open_adapter(path)
     try:
         groups = grouped(stored)
         family = names.find_lora_family(groups, metadata, names.module_sizes(stored.shapes()), preferred)

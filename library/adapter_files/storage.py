@@ -20,6 +20,7 @@ from library.files import need_space, write_atomic
 Metadata = dict[str, str]
 TypeChoice = Callable[[str, Tensor], torch.dtype]
 
+NOT_ONE_FILE = "{path} is a folder: choose one of its files"
 # Values of `dtype`, by the names of save_precision.
 DTYPES = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 CODES = {code: getattr(torch, name) for code, name in weights.STORED_TYPES.items()}
@@ -81,6 +82,15 @@ def metadata_of(path: str | Path) -> Metadata:
         return {}
     stored_entries(path)
     return {str(key): str(value) for key, value in header_metadata(path).items()}
+
+
+def open_adapter(path: str | Path) -> tuple[weights.Weights, Metadata]:
+    """Open the file of an adapter, and return its metadata. Raises ConfigError for a folder of several, of which one
+    would be taken unseen."""
+    path = check_readable(path)
+    if path.is_dir() and len([*path.glob("*.safetensors")]) > 1 and not any(path.glob("*.index*.json")):
+        raise ConfigError(NOT_ONE_FILE, path=path)
+    return open_stored(path), metadata_of(path)
 
 
 def header_bytes(table: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:

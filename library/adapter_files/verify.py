@@ -61,7 +61,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     model = attempted(unread, lambda: ModelFile(base)) if base is not None else None
     findings.problems += unread
     try:
-        stored, metadata = storage.open_stored(lora), storage.metadata_of(lora)
+        stored, metadata = storage.open_adapter(lora)
         groups, unknown = _group_by_module(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:

@@ -200,4 +200,5 @@ def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     if config.sample.sample_prompts and prompt_file.is_file():
         return prompt_files.read_prompts(prompt_file)
     samples = reader.progress(run.folder).update().events.get("sample", ())
-    return [Prompt(text) for text in dict.fromkeys(str(event.get("prompt") or "") for event in samples) if text]
+    recorded = [prompt_files.recorded_prompt(event) for event in samples]
+    return list(dict.fromkeys(prompt for prompt in recorded if prompt.prompt))

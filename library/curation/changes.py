@@ -185,7 +185,7 @@ def folder_name(repeats: int, words: str) -> str:
     if not 1 <= repeats <= MAX_REPEATS:
         raise ConfigError("repeats is {repeats}: use 1 to {most}", repeats=repeats, most=MAX_REPEATS)
     if not words or UNFIT.search(words) or words.endswith((".", " ")) or not words.isprintable() or len(words) > 120:
-        raise ConfigError("words: write what the folder shows, such as 'zorb cat'; not / \\ : * ? \" < > |")
+        raise ConfigError("Words: write what the folder shows, such as 'zorb cat'; not / \\ : * ? \" < > |")
     return f"{repeats}_{words}"
 
 

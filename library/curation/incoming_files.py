@@ -17,6 +17,7 @@ from library.files import clear_errors, remove, replace
 
 CAPTION_SUFFIXES = (".txt", ".caption")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "AVIF", "JXL")  # that may be decoded, whatever the extension
+ARCHIVE_SUFFIXES = (".zip", ".7z", ".rar", ".tar", ".gz")
 MAX_IMAGE_BYTES, MAX_CAPTION_BYTES = 256_000_000, 1_000_000  # bytes
 MAX_PIXELS = 120_000_000
 MAX_STEM_BYTES = 120  # bytes of a name: caches and temporary files append to it
@@ -36,6 +37,8 @@ def refuse_file(name: str, num_bytes: int) -> Message | None:
     """Return why a file of this name and length is rejected, or None."""
     suffix = os.path.splitext(name)[1]
     image_endings = sorted(extensions())
+    if suffix in ARCHIVE_SUFFIXES:
+        return Message("is an archive: unpack it, and send the images in it")
     if suffix not in image_endings and suffix not in CAPTION_SUFFIXES:
         return Message("is neither an image ({known}) nor a caption (.txt)", known=", ".join(image_endings))
     max_bytes = MAX_CAPTION_BYTES if suffix in CAPTION_SUFFIXES else MAX_IMAGE_BYTES

@@ -73,8 +73,8 @@ def without_pictures(survey: "Survey") -> Iterator[Problem]:
         yield Problem("control_directory", template, path=place, **_count_and_examples(images))
     if survey.unmasked:
         yield about_images(
-            "there is no mask of what is to be painted for {count}: {images}; name conditioning_data_dir in the "
-            "dataset_config, set alpha_mask, or let random_masks draw some",
+            "there is no mask of what is to be painted for {count}: {images}; name their folder as "
+            "conditioning_data_dir of the images, set alpha_mask, or let random_masks draw some",
             **_count_and_examples(survey.unmasked),
         )
     for (option_folder, folder), images in survey.unpaired.items():

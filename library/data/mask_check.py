@@ -178,6 +178,8 @@ def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
         text = (
             ": control images that are the images themselves: {paths}; name the folder of their edges, depth or poses"
         )
+    elif not config.control_images.most:
+        return  # references have no use, which is said elsewhere
     else:
         with_references = [image for image in survey.images.items if image.controls and not image.controls[0].is_masked]
         shown = [(image.path, control.path) for image in with_references for control in image.controls]

@@ -54,7 +54,9 @@ def load_header(path: Path) -> JsonObject:
     metadata = header.get(METADATA) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not any(key.startswith("ss_") for key in metadata):
         raise ConfigError(
-            "{path} does not say how it was trained: it has no metadata of a training (ss_...)", path=path
+            "{path} does not say how it was trained, as it has no metadata of a training (ss_...); "
+            "choose a base model at Base model",
+            path=path,
         )
     return header
 

@@ -57,7 +57,7 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     )
     model_parser = ways.add_parser("model", help=text, description=text)
     model_parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
-    text = "folder with config.json and .safetensors, or a Hugging Face id, downloaded once"
+    text = "folder with config.json and .safetensors, or a Hugging Face id such as CIDAS/clipseg-rd64-refined"
     model_parser.add_argument("--model", required=True, metavar="MODEL", help=text)
     model_parser.add_argument("--words", required=True, help="what is to be learned, such as: person, dog")
     model_parser.add_argument(

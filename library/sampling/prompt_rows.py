@@ -26,11 +26,12 @@ LETTER = {name: letter for letter, (name, _, _) in LETTERS.items()}
 def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
     """Return the prompts of a file as texts; without prompts none. Raises ConfigError like `read_prompts`."""
     if path.suffix.lower() in (".toml", ".json"):
-        return [_row(prompt) for prompt in read_prompts(path)]
+        return [row_of_prompt(prompt) for prompt in read_prompts(path)]
     return [_row_of_line(line) for _, line in prompt_lines(read_outside_text(path))]
 
 
-def _row(prompt: Prompt) -> dict[str, str]:
+def row_of_prompt(prompt: Prompt) -> dict[str, str]:
+    """Return a prompt as texts by field."""
     row = {name: str(value) for name, value in vars(prompt).items() if value is not None}
     references = prompt.control_image_path or ()
     if any(BETWEEN in path for path in references):  # the field cannot show the separator
@@ -46,7 +47,7 @@ def _field_values(name: str, value: str) -> list[str]:
 def _row_of_line(line: str) -> dict[str, str]:
     """Return a line's row. Parts without a field, or not understood, are kept as written."""
     first, *pieces = line.split(" --")
-    row = _row(replace(parse_line(line), prompt=first))
+    row = row_of_prompt(replace(parse_line(line), prompt=first))
     unread = row.get(REST, "") + "".join(f" --{piece}" for piece in pieces if option_of(piece) is None)
     return row | ({REST: unread} if unread else {})
 
@@ -89,7 +90,7 @@ def _why_not(row: Row) -> MessageLike:
             return Message("{name} has to be one line of text", name=name)
     if row["prompt"].lstrip().startswith("#"):
         return Message("a prompt cannot begin with #, which begins a comment")
-    read_back, wrong = _row(parse_line(prompt_line({**row, REST: ""}))), []
+    read_back, wrong = row_of_prompt(parse_line(prompt_line({**row, REST: ""}))), []
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip() or _is_random_seed(name, value):
             continue

@@ -1,5 +1,6 @@
 """Prompt files for sample images: .txt with options after two dashes, .toml, .json."""
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from library.config.json_types import JsonMapping, JsonValue
+from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import ControlUse
@@ -81,6 +82,7 @@ FIELD_TYPES: dict[str, Callable[[Any], Any]] = {
     **{"width": int, "height": int, "seed": int, "sample_steps": int, "scale": float, "guidance_scale": float},
     "flow_shift": float,
 }
+IMAGE_FIELDS = ("control_image_path", "control_image_mask_path", "controlnet_image")
 MAX_IMAGE_SIDE = 8192  # pixels of a side
 STRONGEST = 1000  # of a scale or a shift
 NO_PROMPT = {
@@ -133,6 +135,22 @@ def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
 def prompt_images(prompt: Prompt) -> tuple[str, ...]:
     other_images = (prompt.control_image_mask_path, prompt.controlnet_image)
     return (*(prompt.control_image_path or ()), *filter(None, other_images))
+
+
+def images_by_field(prompt: Prompt) -> JsonObject:
+    """Return the images of a prompt as the record of a run keeps them."""
+    images = {name: getattr(prompt, name) for name in IMAGE_FIELDS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in images.items() if value}
+
+
+def recorded_prompt(event: JsonMapping) -> Prompt:
+    """Return the prompt of a sample in the record of a run: its text and its images, but not its numbers."""
+    images = event.get("images")
+    named: JsonObject = {}
+    if isinstance(images, dict):
+        with contextlib.suppress(TypeError):  # the record is damaged
+            named = {name: FIELD_TYPES[name](images[name]) for name in IMAGE_FIELDS if images.get(name)}
+    return Prompt(str(event.get("prompt") or ""), **named)
 
 
 def rounded_side(side: int, multiple: int) -> int:

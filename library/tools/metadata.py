@@ -14,6 +14,9 @@ METADATA_PREFIXES = ("ss_", "sshs_", "modelspec.")
 
 
 def read_metadata(path: str | Path) -> Metadata:
+    """Return a file's metadata. Raises ConfigError for a folder, which has none."""
+    if Path(path).is_dir():
+        raise ConfigError(storage.NOT_ONE_FILE, path=path)
     return storage.metadata_of(path)
 
 

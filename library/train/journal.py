@@ -18,7 +18,7 @@ from library.outputs import paths
 from library.outputs.hub import Uploads
 from library.outputs.trackers import Trackers
 from library.runs.record import Record, error_sentence
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import Prompt, images_by_field
 from library.train import errors
 from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped
@@ -185,7 +185,8 @@ class Journal:
 
     def sampled(self, step: int, number: int, path: Path, image: Any, prompt: Prompt) -> None:
         """Report that a sample image was saved."""
-        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number)
+        images = {"images": shown} if (shown := images_by_field(prompt)) else {}
+        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number, **images)
         if self.trackers:
             self.trackers.image(f"sample_{number}", image, step)
 

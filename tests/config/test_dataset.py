@@ -8,6 +8,8 @@ from library import families
 from library.config import dataset
 from library.config.building import Layer, build_config, read_layers
 from library.config.problems import ConfigError
+from library.families import config_class
+from library.families.flux.variants import FLUX_VARIANTS
 
 FILE = r"""
 [general]
@@ -271,7 +273,7 @@ PAIRED = {
     ("flux_train_network", "model_type=fill"): {
         "control_directory": (
             "is for reference images: name the folder of masks in conditioning_data_dir",
-            "FLUX.1 Fill takes masks, which a subset of a dataset_config names in conditioning_data_dir",
+            "FLUX.1 Fill takes masks, whose folder is conditioning_data_dir of the images",
         )
     },
 }
@@ -319,3 +321,17 @@ def test_a_seed_of_minus_one_for_validation_is_that_of_the_training(tmp_path):
         text = SUBSET.replace("64\n", f"64\nvalidation_seed = {value}\n")
         (read,) = dataset.load_datasets(config(dataset_config=written(tmp_path, text)))
         assert read.validation_seed == config(validation_seed=value).validation.validation_seed == expected
+
+
+@pytest.mark.parametrize("variant", FLUX_VARIANTS)
+def test_references_of_a_model_without_any_are_taken_out_if_its_file_is_no_other(variant):
+    """The fix never trains a file as what it is not; only files of dev and Kontext look the same."""
+    config = config_class("flux_train_network")
+    values = {"model_type": variant, "control_directory": "references"}
+    try:
+        build_config(config, values, notes=[])
+        fixes = []
+    except ConfigError as error:
+        fixes = [problem.fix for problem in error.problems if problem.option == "control_directory"]
+    takes = {"kontext": [], "flux": [{"model_type": "kontext"}]}
+    assert fixes == takes.get(variant, [{"control_directory": None}])

@@ -231,6 +231,14 @@ def test_images_cannot_be_their_own_references(tmp_path, use, kind):
     assert not stops and "01.png" in note and "00.png" not in note
 
 
+@pytest.mark.parametrize("takes", [{}, {"inpaints": True}])
+def test_a_model_without_references_says_so_once(tmp_path, use, takes):
+    use(**takes)
+    make.folder(tmp_path, "x", (SIZE,) * 3)
+    stops, notes, _ = said(dataset(tmp_path, f"control_directory = '{tmp_path / 'x'}'"))
+    assert not any("images themselves" in text for text in (*stops, *notes))
+
+
 def test_pairs_in_one_folder_are_told_apart_by_suffixes(tmp_path, use):
     use(least=1, most=2)
     for number in range(2):

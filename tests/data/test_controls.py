@@ -226,7 +226,7 @@ def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
     assert (bare := sentences(toml(pairs, controls=False))).count(
         "there is no mask of what is to be painted for 30 images: "
     ) == 1
-    assert "02.png" in bare and f"and 25 more in {pairs / 'images'}; name conditioning_data_dir" in bare
+    assert "02.png" in bare and f"and 25 more in {pairs / 'images'}; name their folder as conditioning_data_dir" in bare
     crops = "cannot be used with control_directory: switch one of them off"
     use(least=1, most=2)
     assert crops in sentences(toml(pairs, "color_aug = true"))

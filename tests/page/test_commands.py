@@ -51,6 +51,39 @@ def test_a_form_is_started_with_guarded_paths(page, tmp_path):
     assert status["state"] == "running" and status["out"] == f"{root}/new.safetensors"
 
 
+READ = {"merge": "loras", "extract": "base", "resize": "lora", "convert": "lora", "metadata": "file"}
+OTHERS = {"extract": {"tuned": "{}/b.safetensors"}, "resize": {"rank": "4"}, "convert": {"to": "comfy"}}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_name_alone_is_put_beside_the_first_file(page, tmp_path, name):
+    """Not into the folder in which the page was started."""
+    root = (tmp_path / "root").resolve()
+    others = {field: text.format(root) for field, text in OTHERS.get(name, {}).items()}
+    for first in ("{}/a.safetensors", '"{}/a.safetensors"', "{}/a.safetensors\n{}/b.safetensors"):
+        if name != "merge" and "\n" in first:
+            continue
+        begin(page, name, **{READ[name]: first.format(root, root)}, **others, out="new.safetensors")
+        assert f"--out={root}/new.safetensors" in page.started.pop()
+    with pytest.raises(ConfigError, match="a.safetensors exists already"):
+        begin(page, name, **{READ[name]: f"{root}/b.safetensors"}, **others, out="a.safetensors")
+    with pytest.raises(ConfigError, match="outside"):
+        begin(page, name, **{READ[name]: f"{root}/b.safetensors"}, **others, out="../new.safetensors")
+    assert page.started == []
+
+
+@pytest.mark.parametrize(("command", "name"), [("caption", "wd14"), ("caption", "hf"), ("mask", "model")])
+def test_what_is_no_model_is_answered_with_what_one_is(page, tmp_path, command, name):
+    words = {"words": "cat"} if command == "mask" else {}
+    for text, says in (
+        ("some words", "neither a folder nor a Hugging Face id"),
+        (f"{tmp_path}/root/x", "does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=f"^Model: .*{says}"):
+            begin(page, name, command, folder=str(tmp_path / "root"), model=text, **words)
+    assert page.started == []
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from kohya_gui.form.datasets import FIELD_LABELS
 from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.i18n import texts
@@ -63,6 +64,19 @@ def test_every_option_is_called_as_its_field_is(visit, tab):
         tried = [*sentences(labels)]
         expected = [shape.format(labels[name]) for name, _, shape in tried]
         assert show(visitor, tab.id, [text for _, text, _ in tried]) == expected, (tab.id, family)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("tab", TABS, ids=lambda tab: tab.id)
+def test_an_option_that_only_folders_have_is_called_as_in_their_rows(visit, tab):
+    visitor = visit()
+    visitor.tab(tab.title)
+    in_form = {name for family in tab.configs for name in places(tab, family)}
+    only_in_rows = {name: label for name, label in FIELD_LABELS.items() if name not in in_form and "_" in name}
+    assert "image_dir" in only_in_rows
+    assert ("conditioning_data_dir" in only_in_rows) == (tab.id != "lllite")
+    said = show(visitor, tab.id, [Message(f"set {name}") for name in only_in_rows])
+    assert said == [f"set {label}" for label in only_in_rows.values()]
 
 
 @pytest.mark.browser

@@ -468,3 +468,23 @@ def test_files_of_a_run_that_was_started_in_a_shell_are_found_in_its_folder(tab,
     layout.store(tmp_path / "root" / "runs" / "r" / layout.RUN, facts)
     run = reader.run_at(tmp_path / "root" / "runs" / "r")
     assert sampling._run_settings(run) == {option: place(full)}
+
+
+@pytest.mark.parametrize("images", [{"control_image_path": ["a.png", "b.png"]}, {"controlnet_image": "c.png"}])
+def test_the_images_that_all_samples_of_a_run_show_the_model_are_proposed(tab, tmp_path, images):
+    run = run_with_samples(tmp_path / "root")
+    for picture in tmp_path.rglob("*.png"):
+        picture.unlink()
+    record = run / layout.PROGRESS
+    events = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+
+    def fields(*images_of_events):
+        shown = iter(images_of_events * len(events))
+        lines = [event | ({"images": next(shown)} if event["kind"] == "sample" else {}) for event in events]
+        record.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        return tab.of_run(ApiRequest({"run": run.name}))["fields"]
+
+    [(name, value)] = images.items()
+    assert fields(images) == {name: "; ".join([value] if isinstance(value, str) else value)}
+    assert fields(images, {}) == {} == fields(images, {name: "other.png"})
+    assert {} == fields(7) == fields({"control_image_path": [7]}) == fields({"other": "a.png"})  # damaged

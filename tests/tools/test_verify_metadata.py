@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -227,6 +228,29 @@ def run(capsys, *arguments):
     code = main.main(["tools", *map(str, arguments)])
     shown = capsys.readouterr()
     return code, shown.out, shown.err
+
+
+TOOLS = {
+    "merge": ("{}",),
+    "resize": ("{}", "--rank", 2),
+    "convert": ("{}", "--to", "comfy"),
+    "verify": ("{}",),
+    "metadata": ("{}",),
+    "metadata --set": ("{}", "--set", "ss_a=b"),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_none_of_several_files_in_a_folder_is_taken_unseen(lora_files, tmp_path, capsys, tool):
+    folder, out = tmp_path / "several", tmp_path / "out.safetensors"
+    folder.mkdir()
+    for name, file in zip("ab", lora_files["sdxl"][:2], strict=True):
+        shutil.copy(file, folder / f"{name}.safetensors")
+    words = [word.format(folder) if isinstance(word, str) else word for word in TOOLS[tool]]
+    target = [] if tool in ("verify", "metadata") else ["--out", out]
+    code, said, complaint = run(capsys, tool.split()[0], *words, *target)
+    assert code != 0 and "is a folder: choose one of its files" in said + complaint
+    assert not out.exists()
 
 
 def test_the_whole_way_in_a_shell(bases, lora_files, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Kontext and Fill train on pairs and masks: cached or not, adapters or all, compiled, swapped, in 8 bits, resumed."""
 
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from library.check import preflight
 from library.demo import main, summary
 from library.runs import foreground
 from library.sampling import caption_prompts
+from library.sampling.prompts import recorded_prompt
 from library.tools import convert, extract, merge, resize
 from tests import fork_server
 from tests.training import config_of, pictures, train
@@ -135,7 +137,12 @@ def test_a_lora_learns_samples_and_loads_in_diffusers(run, pairs, demo, fill_mod
 def test_samples_from_captions_show_the_model_the_images_that_it_needs(run, monkeypatch, kind):
     monkeypatch.setattr(caption_prompts, "MAX_STEPS", 1)
     outcome = run(kind, sample_from_captions=1, sample_at_first=True, max_train_steps=1, **DISK)
-    assert len(outcome.events("sample")) == 4 and not outcome.events("sample_failed")
+    made = outcome.events("sample")
+    assert len(made) == 4 and not outcome.events("sample_failed")
+    # Who generates them again, as to compare files, has to show the model the same images.
+    for prompt in map(recorded_prompt, made):
+        assert prompt.prompt and all(map(os.path.isfile, prompt.control_image_path))
+        assert (prompt.control_image_mask_path is not None) == (kind == "fill")
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])

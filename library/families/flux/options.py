@@ -13,7 +13,7 @@ from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Problem
 from library.config.reading import parse_count
 from library.config.run_config import ControlUse, Rule, RunConfig
-from library.config.schema import define_section, opt
+from library.config.schema import defaults, define_section, opt
 from library.config.values import Option
 from library.families.flux.variants import FLUX_VARIANTS, FluxVariant, options_naming
 
@@ -124,13 +124,13 @@ class FluxModel(sections.Model):
         if getattr(run.data, "control_directory", None) and not self.variant.control_images.most:
             yield Problem(
                 "control_directory",
-                "is for model_type = kontext: {title} takes masks, which a subset of a dataset_config names in "
-                "conditioning_data_dir"
+                "is for model_type = kontext: {title} takes masks, whose folder is conditioning_data_dir of the images"
                 if self.variant.control_images.inpaints
                 else "is for model_type = kontext: {title} takes no reference images",
                 title=self.variant.title,
                 also="model_type",
-                fix={"model_type": "kontext"},
+                # Files of dev and Kontext look the same; the others are what the model type says.
+                fix={"model_type": "kontext"} if self.model_type == "flux" else defaults(run, "control_directory"),
             )
         if self.variant.padding_seen and not self.apply_t5_attn_mask:
             yield Problem(

@@ -1,0 +1,74 @@
+// Images and captions that are dropped in the room Data: sent into the open folder, or into a new one, and shown.
+import { say } from "../i18n/sentences.js";
+import { finder, hit } from "../server/elements.js";
+import { takeDrops } from "../server/drops.js";
+import { ask } from "../server/http.js";
+import { describe, namesOf, Sending } from "../server/uploads.js";
+
+/** @typedef {import("./images.js").Tab} Tab */
+
+/** @type {HTMLElement} */
+let root;
+/** @type {Tab} */
+let tab;
+/** @type {Sending | null} */
+let sending = null;
+
+const part = finder(() => root);
+
+/** The open folder, or a new one. Throws an error if images come from more than a folder. */
+async function folderToFill() {
+  const overview = tab.overview();
+  if (overview && (tab.described() || overview.fixed))
+    throw new Error("These are all images of a training: open one folder to add images to it.");
+  if (overview) return overview.folder;
+  const { value } = part("#images-folder", HTMLInputElement);
+  return value.trim() || (await ask("upload_folder", { name: "images" })).folder;
+}
+
+/**
+ * Send files, and show how far that is.
+ * @param {string} folder
+ * @param {File[]} files
+ */
+async function fill(folder, files) {
+  const bar = part(".working");
+  sending = new Sending(files, folder, (bytes, of, done, all) => {
+    const percent = of ? Math.floor((100 * bytes) / of) : 100;
+    part(".working span").textContent = say("{done} of {files} files, {percent}%", { done, files: all, percent });
+    part(".working i").style.width = `${percent}%`;
+  });
+  bar.hidden = false;
+  try {
+    return await sending.run();
+  } finally {
+    bar.hidden = true;
+  }
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {Tab} parentTab
+ */
+export function mount(element, parentTab) {
+  [root, tab] = [element, parentTab];
+  root.addEventListener("click", (event) => hit(event, "[data-do=halt]") && sending?.stop());
+}
+
+takeDrops(".images", async (_, folders) => {
+  if (sending) return;
+  await tab.attempt(async () => {
+    const base = await folderToFill(), isOpen = Boolean(tab.overview()), outcomes = [], places = [];
+    for (const [at, name] of namesOf(folders).entries()) {
+      if (sending?.stopped.signal.aborted) break;
+      places.push(name ? `${base}/${name}` : base);
+      outcomes.push(await fill(places[at], folders[at].files));
+    }
+    const { said, refused } = describe(outcomes, places);
+    if (!said) throw new Error(refused || "Nothing was sent.");
+    if (!isOpen) part("#images-folder", HTMLInputElement).value = base;
+    await tab.open(isOpen);
+    tab.notify(refused ? "bad" : "good", [said, refused].filter(Boolean).join("\n")); // opening clears messages
+  });
+  sending = null;
+});

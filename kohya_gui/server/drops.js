@@ -1,0 +1,51 @@
+// Files that are dropped anywhere on the page: what is shown takes them. Otherwise the browser would leave the page.
+import { all, hit, make, makeButton } from "./elements.js";
+import { notify } from "./notices.js";
+import { foldersOf } from "./uploads.js";
+
+/** @typedef {import("./uploads.js").Folder} Folder */
+/** @typedef {(place: HTMLElement, folders: Folder[], event: Event) => unknown} Take */
+
+const KIND = "drop";
+/** @type {[string, Take][]} */
+const takers = [];
+
+/**
+ * Have files taken by the element that is shown and matches.
+ * @param {string} where
+ * @param {Take} take
+ */
+export const takeDrops = (where, take) => void takers.push([where, take]);
+
+/**
+ * Whether files are dragged, and not text or a row of the page.
+ * @param {Event} event
+ */
+export const hasFiles = (event) =>
+  event instanceof DragEvent && Boolean(event.dataTransfer?.types.includes("Files"));
+
+/** @param {string} text an empty one takes the last one away */
+function tell(text) {
+  const close = makeButton("✕", () => tell(""), { "aria-label": "Close" });
+  notify(KIND, ...(text ? [make("p", {}, text), close] : []));
+}
+
+/** @param {DragEvent} event */
+async function drop(event) {
+  const folders = await foldersOf(/** @type {DataTransfer} */ (event.dataTransfer));
+  for (const [where, take] of takers) {
+    const place = hit(event, where) ?? all(document, where).find((element) => element.checkVisibility());
+    if (!place) continue;
+    tell("");
+    return void take(place, folders, event);
+  }
+  tell("Drop images and captions in Data or in Train, configs in Train. Choose models and LoRA files with Browse.");
+}
+
+for (const type of ["dragover", "drop"]) {
+  document.addEventListener(type, (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    if (type === "drop") void drop(/** @type {DragEvent} */ (event));
+  });
+}
