@@ -185,7 +185,7 @@ class Journal:
 
     def sampled(self, step: int, number: int, path: Path, image: Any, prompt: Prompt) -> None:
         """Report that a sample image was saved."""
-        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number)
+        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number, seed=prompt.seed)
         if self.trackers:
             self.trackers.image(f"sample_{number}", image, step)
 

@@ -212,6 +212,7 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     assert sheet["cells"][1][0] == {
         "small": "api/v1/runs/zorb-1/samples/1?small=true",
         "large": "api/v1/runs/zorb-1/samples/1",
+        "seed": None,
     }
     first = {"kind": "sample", "file": "0_0.png", "step": 0, "number": 0, "prompt": "a cat"}
     with (tmp_path / "root/out/runs/zorb-1" / layout.PROGRESS).open("a", encoding="utf-8") as progress:
