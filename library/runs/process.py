@@ -97,11 +97,11 @@ def _stopped_with_children(roots: list[psutil.Process]) -> list[psutil.Process]:
     remaining = [*roots]
     while remaining:
         process = remaining.pop(0)
+        processes[process.pid] = process
         with contextlib.suppress(psutil.Error):
             process.suspend()
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             remaining += [child for child in process.children() if child.pid not in processes]
-            processes[process.pid] = process
     return list(processes.values())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import kohya_gui
+from tests.page.test_sampling import run_with_samples, with_seeds
 
 pytestmark = pytest.mark.browser
 FOCUS = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
@@ -139,3 +140,20 @@ def test_lists_of_dialogs_have_the_arrow_of_those_in_forms(visit):
     look = "e => [getComputedStyle(e).appearance, getComputedStyle(e).backgroundImage.startsWith('url')].join()"
     lists = page.locator("dialog[open] select").evaluate_all(f"all => all.map({look})")
     assert {*lists} == {"none,true"} == {page.locator("form.settings select").first.evaluate(look)}
+
+
+def test_the_comparison_of_samples_gives_the_focus_back_to_the_sample(visit, served):
+    with_seeds(run_with_samples(served[1], "focus-1"), (1, 2, 3, 4))
+    page = visit().page
+    sample = page.locator(".sample:visible").first
+    sample.focus()
+    page.keyboard.press("Enter")
+    page.locator("dialog.compare[open]").wait_for()
+    titles = page.locator("dialog.compare select").first.locator("option").all_inner_texts()
+    assert titles == ["Step 20, Seed 3", "Step 10, Seed 1"]
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.activeElement.classList.contains('sample')")
+    assert sample.evaluate("e => e === document.activeElement")
