@@ -188,3 +188,24 @@ def test_what_windows_and_macos_hide_is_neither_listed_nor_allowed(root, monkeyp
 )
 def test_the_marks_of_windows_and_macos_are_read(status, is_hidden):
     assert hidden.is_marked_hidden(SimpleNamespace(**status)) is is_hidden
+
+
+@pytest.mark.browser
+def test_a_list_of_files_grows_by_one_with_each_choice(visit, served):
+    names = ("fast style.safetensors", "other.safetensors")
+    for name in names:
+        (served[1] / name).write_bytes(b"x")
+    page = visit().page
+    page.locator(".search input:visible").fill("sample_lora")
+    page.keyboard.press("Enter")
+    for name in names:
+        page.get_by_label("Browse for LoRA for samples").locator("visible=true").click()
+        where = page.locator("dialog.picker .where")
+        where.fill(str(served[1]))
+        where.press("Enter")
+        page.locator(f"dialog.picker li:has-text('{name}')").first.click()
+        page.locator("dialog.picker:not([open])").first.wait_for(state="attached")
+    files = [served[1] / name for name in names]
+    assert page.locator("#lora-sample_lora").input_value() == f'"{files[0]}" {files[1]}'
+    for file in files:
+        file.unlink()
