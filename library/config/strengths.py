@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from library.config.problems import ConfigError, Problem
-from library.config.values import parse_finite, quoted, split_strength, split_words, strip_pasted
+from library.config.values import join_words, parse_finite, quoted, split_strength, split_words, strip_pasted
 
 MAX_STRENGTH = 10  # of a LoRA, in both directions
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs
@@ -17,7 +17,9 @@ def split_files(text: str) -> list[str]:
     """Split text with several FILE:0.8 at blanks; one file whose name holds blanks or a quote needs no quotes."""
     with contextlib.suppress(ConfigError):
         words = split_words(text)
-        if len(words) == 1 or all(split_strength(word)[0].lower().endswith(WEIGHT_FILES) for word in words):
+        is_quoted = '"' in text and join_words(words) == text.strip()  # as forms write names with blanks
+        are_files = all(split_strength(word)[0].lower().endswith(WEIGHT_FILES) for word in words)
+        if len(words) == 1 or is_quoted or are_files:
             return words
     return [strip_pasted(text)]
 
