@@ -274,7 +274,7 @@ class SettingsForm:
 
     def _field(self, field: FormField, span: str = "", launch: bool = False) -> str:
         option, element = field.option, self._id(field)
-        wide = ["wide"] if option.kind in ("file", "folder", "text") else []
+        wide = ["wide"] if option.kind in ("file", "files", "folder", "text") else []
         required = ["required"] if self._is_required(field) else []
         # Options on top of the form are shown even if they are advanced.
         visibility_classes = [name for name in self._classes([field]) if not (span and name == "advanced")]

@@ -57,6 +57,8 @@ const KNOWN_AS = {
 /** @type {Entry[]} */
 let hits = [];
 let at = -1; // index of the marked result
+/** @type {Element | null} what had the focus before a key opened the search */
+let origin = null;
 
 /**
  * @param {string} text
@@ -235,9 +237,10 @@ function mark(input, to) {
  */
 function take(input, number) {
   const entry = hits[number];
+  if (!entry) return; // the words stay, to be corrected
   close(input);
   input.value = "";
-  if (entry) jump(entry.field.id);
+  jump(entry.field.id);
 }
 
 /** @param {HTMLInputElement} input */
@@ -245,6 +248,17 @@ function close(input) {
   hits = [];
   listOf(input).hidden = true;
   input.setAttribute("aria-expanded", "false");
+}
+
+/**
+ * Return the focus to what had it before the search.
+ * @param {HTMLInputElement} input
+ * @param {HTMLElement} to
+ */
+function leave(input, to) {
+  origin = null;
+  if (to === document.body) input.blur();
+  else to.focus();
 }
 
 /** @param {Event} event */
@@ -264,7 +278,9 @@ document.addEventListener("keydown", (event) => {
     if (key === "ArrowDown" && hits.length) mark(input, at + 1);
     else if (key === "ArrowUp" && hits.length) mark(input, at - 1);
     else if (key === "Enter") take(input, at);
-    else if (key === "Escape") close(input);
+    else if (key !== "Escape") return;
+    else if (!listOf(input).hidden) close(input);
+    else if (origin instanceof HTMLElement && origin.isConnected) leave(input, origin);
     else return;
     event.preventDefault();
   } else if (
@@ -276,6 +292,7 @@ document.addEventListener("keydown", (event) => {
     const first = all(document, ".search input").find((field) => field.checkVisibility());
     if (!first) return;
     event.preventDefault();
+    origin = document.activeElement;
     first.focus();
   }
 });

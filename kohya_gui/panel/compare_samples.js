@@ -18,8 +18,8 @@ function compare(sample) {
   dialog ??= build();
   const titleOf = (/** @type {string} */ step) =>
     translated(Number(step) ? say("Step {step}", { step }) : "Base model");
-  const samples = row.map(({ dataset }) => ({
-    title: dataset.title ?? titleOf(dataset.step ?? ""),
+  const samples = row.map(({ dataset, title }) => ({
+    title: [dataset.title ?? titleOf(dataset.step ?? ""), title].filter(Boolean).join(", "),
     large: dataset.large ?? "",
   }));
   dialog.row = samples;

@@ -92,13 +92,22 @@ def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
     template = "Sample of step {step}: {prompt}" if step else "Sample of the base model: {prompt}"
     about = Message(template, **({"step": step} if step else {}), prompt=prompt)
     title = Message("Step {step}", step=step) if step else Message("Base model")
+    seed = seed_of_event(sample.event)
+    of_seed = "" if seed is None else Message("Seed {seed}", seed=seed)
     large = html.escape(sample_address(sample.run.id, sample.place))
     small = f"{large}?small=true"
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
-        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about, title)}>'
+        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"'
+        f' title="{of_seed}"{data(about, title, of_seed)}>'
         f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
     )
+
+
+def seed_of_event(event: JsonMapping) -> int | None:
+    """The seed of a sample's event; records of earlier versions have none."""
+    seed = event.get("seed")
+    return seed if isinstance(seed, int) else None
 
 
 def sample_address(run_id: str, place: int) -> str:

@@ -84,13 +84,14 @@ class FileComparison:
         rows = [_title_or_prompt(prompt) for prompt in _list(comparison, "rows")]
         proposal = comparison.get("proposal")
         proposal = proposal if isinstance(proposal, dict) else {}
+        seeds = _cells(_list(comparison, "seeds"), len(rows))
         copies = [_cells(row, count) for row in _list(comparison, "copies")] or [[""] * count for _ in rows]
         cells = []
         for row, files in enumerate(_cells(file_row, count) for file_row in _list(comparison, "files")[: len(rows)]):
             queries = [{"run": run.id, "at": place, "row": row, "column": at} for at in range(count)]
             cells.append(
                 [
-                    _comparison_cell(query, copy) if name else None
+                    {**_comparison_cell(query, copy), "seed": seeds[row]} if name else None
                     for query, name, copy in zip(queries, files, copies[row], strict=True)
                 ]
             )

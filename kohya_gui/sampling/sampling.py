@@ -1,6 +1,6 @@
 """The tab Try it: pictures with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, PictureHandler
 from kohya_gui.tools.commands import job_status, lora_row, refuse_second
 from library import families
+from library.config import ineffective
 from library.config.building import Layer, build_config, read_layers
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
@@ -37,6 +38,7 @@ LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be tried
 GUIDE = "controlnet_image"
 IMAGE_LABELS = {"control_image_path": "Reference image", "control_image_mask_path": "Mask", GUIDE: "Control image"}
 GUIDANCE = "guidance_scale"
+OWN_SEED = "--d "  # before the seed of a single prompt, as in a prompt file
 MAX_LISTED = 20  # runs listed; comparisons are limited by the number of stored jobs
 GENERATED_FOLDER_LABEL = "Folder for images"  # of the field in sampling.html
 GENERATED_FOLDER = ("kohya", "generated")  # below the first root, unless another folder is chosen
@@ -88,13 +90,13 @@ class SamplingTab:
         settings = _run_settings(run)
         # A resumed run that has made none yet begins with the prompts of the one that it goes on from.
         made = events.get("sample") or [sample.event for sample in with_resumed(run)]
-        sample_prompts = dict.fromkeys(str(event.get("prompt") or "") for event in made)
+        seeds = {str(event.get("prompt") or ""): samples.seed_of_event(event) for event in made}  # of the newest ones
         prompts_of_file, fields = self._rows(settings)
         images = _shared_fields([prompt_rows.row_of_prompt(prompts.recorded_prompt(event)) for event in made])
         return {
             "files": weight_files,
-            "prompts": [prompt for prompt in sample_prompts if prompt] or prompts_of_file,
-            "fields": _size_of_samples(run) | images | fields,
+            "prompts": [*_with_seeds(seeds)] or prompts_of_file,
+            "fields": _size_of_samples(run) | _shared_seed(seeds) | images | fields,
             "takes": _takes(_drafted(run, settings)),
         }
 
@@ -153,10 +155,11 @@ class SamplingTab:
             return _of_samples(reader.existing_run(name.removeprefix(RUN)))
         job = jobs.find_job(name.removeprefix(JOB))
         result = job.result
-        rows = enumerate(result.get("files") or [])
+        rows, seeds = enumerate(result.get("files") or []), dict(enumerate(result.get("seeds") or []))
         cells = [
             [
                 _pair("own/generated?" + urlencode({"job": job.id, "row": row, "column": column}), "&small=1")
+                | {"seed": seeds.get(row)}
                 if file
                 else None
                 for column, file in enumerate(files)
@@ -265,9 +268,28 @@ def _takes(config: RunConfig | None) -> list[str]:
         "control_image_path": use.most > 0 or use.inpaints,
         "control_image_mask_path": use.inpaints,
         GUIDE: any(other.kind == "lllite" and other.family == config.family for other in map(config_class, RUNS)),
-        GUIDANCE: f"sample_{GUIDANCE}" in options_of(type(config)).keys() - config.ineffective.keys(),
+        GUIDANCE: f"sample_{GUIDANCE}" in options_of(type(config)).keys() - ineffective.of_model(config).keys(),
     }
     return [name for name, has_effect in does.items() if has_effect]
+
+
+def _shared_seed(seeds: Mapping[str, int | None]) -> dict[str, str]:
+    """The seed of all prompts, if they have the same."""
+    (seed,) = set(seeds.values()) if len(set(seeds.values())) == 1 else [None]
+    return {} if seed is None else {"seed": str(seed)}
+
+
+def _with_seeds(seeds: Mapping[str, int | None]) -> Iterator[str]:
+    """The prompts, each with its own seed if not all have the same."""
+    for prompt, seed in seeds.items():
+        if prompt:
+            yield prompt if seed is None or _shared_seed(seeds) else f"{prompt} {OWN_SEED}{seed}"
+
+
+def _with_own_seed(line: str) -> dict[str, str]:
+    """The fields of a prompt that may end with a seed of its own."""
+    prompt, option, seed = line.rpartition(f" {OWN_SEED}")
+    return {"prompt": prompt, "seed": seed} if option and seed.isdecimal() else {"prompt": line}
 
 
 def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
@@ -310,7 +332,10 @@ def _of_samples(run: reader.RecordedRun) -> JsonObject:
 
 
 def _cell(sample: RunSample | None) -> JsonObject | None:
-    return _pair(samples.sample_address(sample.run.id, sample.place), "?small=true") if sample else None
+    if sample is None:
+        return None
+    pair = _pair(samples.sample_address(sample.run.id, sample.place), "?small=true")
+    return pair | {"seed": samples.seed_of_event(sample.event)}
 
 
 def _pair(address: str, small: str) -> JsonObject:
@@ -325,7 +350,8 @@ def _prompt_file_lines(request: ApiRequest) -> list[str]:
     if fields.keys() - field_names or not all(isinstance(value, str) for value in fields.values()):
         raise ConfigError(NOT_OF_THE_PAGE)
     fields = {name: " ".join(value.split()) for name, value in fields.items() if value.strip()}
-    rows = [{"prompt": line.strip(), **fields} for line in request.text("prompts").splitlines() if line.strip()]
+    lines = filter(None, map(str.strip, request.text("prompts").splitlines()))
+    rows = [{**fields, **_with_own_seed(line)} for line in lines]
     return prompt_rows.rows_as_text(rows).splitlines() if rows else []
 
 

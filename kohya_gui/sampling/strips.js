@@ -3,7 +3,10 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make } from "../server/elements.js";
 
-/** @typedef {{ small: string, large: string, copy?: string }} Picture `copy`: the trained picture that it copies */
+/**
+ * @typedef {{ small: string, large: string, copy?: string, seed?: unknown }} Picture `copy`: the trained picture
+ *   that it copies
+ */
 
 const MAX_IN_FULL = 16; // up to so many pictures are shown in full, more as thumbnails
 
@@ -29,7 +32,7 @@ export function promptStrips(titles, prompts, cells, className) {
  * @param {string} title
  * @param {string} prompt
  */
-function makePicture({ small, large, copy }, title, prompt) {
+function makePicture({ small, large, copy, seed }, title, prompt) {
   const shown = translated(title);
   const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
   const mark = copy && make("span", { className: "copies" }, say("nearly a copy of {picture}", { picture: copy }));
@@ -37,6 +40,7 @@ function makePicture({ small, large, copy }, title, prompt) {
     {
       type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large,
       "data-prompt": prompt, "aria-label": `${shown}: ${prompt}`,
+      ...(typeof seed !== "number" ? {} : { title: translated(say("Seed {seed}", { seed: String(seed) })) }),
     },
     image,
     make("span", {}, title),

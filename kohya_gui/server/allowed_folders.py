@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import overload
 
+from kohya_gui.server.hidden import is_hidden_name
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
-from library.config.values import RESERVED
 from library.runs import keys, layout, registry
 
 FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
@@ -205,7 +205,7 @@ def _forbidden(folder: Path) -> str:
     parts = folder.parts[1:]
     if not parts:
         return "the root of a disk cannot be allowed: choose a folder on it"
-    if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in parts):
+    if any(map(is_hidden_name, parts)):
         return "it is hidden or reserved: choose another folder"
     if _folder_contains(folder, _resolved(Path.home())):
         return "it holds your home folder: choose a folder in it"

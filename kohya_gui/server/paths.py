@@ -10,6 +10,7 @@ from typing import Any
 
 from kohya_gui.server import allowed_folders, named_paths
 from kohya_gui.server.allowed_folders import outside_roots
+from kohya_gui.server.hidden import has_hidden_part
 from library.config import code_names, dataset
 from library.config.building import Reading, draft
 from library.config.hub_names import about_address
@@ -76,13 +77,13 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # The innermost of several: a named root may be in a hidden folder of another.
-    below = [path.relative_to(root) for root in allowed if path.is_relative_to(root)]
-    below = min(below, key=lambda path: len(path.parts), default=None)
-    if below is None:
+    innermost = max((root for root in allowed if path.is_relative_to(root)), key=lambda r: len(r.parts), default=None)
+    if innermost is None:
         raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.CREATED_BY_TRAINING))
+    below = path.relative_to(innermost)
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
-    if any(part.startswith(".") or RESERVED.fullmatch(part) or ":" in part for part in below.parts):
+    if has_hidden_part(innermost, below):
         raise ConfigError(Problem(what, ": {below} is hidden or reserved; choose another place", below=below))
     return path
 

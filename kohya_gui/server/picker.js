@@ -4,15 +4,17 @@ import { around, hit, isField, make, makeButton, sizeOf, withAllowButton } from 
 import { ask, messageOf } from "./http.js";
 
 /** @typedef {import("./elements.js").Field} Field */
-/** @typedef {"file" | "folder" | "new"} Kind "new" is a file that does not exist yet */
+/** @typedef {"file" | "files" | "folder" | "new"} Kind of "files" one is added; "new" is one that does not exist yet */
 /** @typedef {{ name: string, folder: boolean, size: number }} Entry */
 /** @typedef {{ name: string, path: string }} Place */
 /**
  * @typedef {{ folder: string, up: string, separator: string, places: Place[], entries: Entry[], more: number }} Listing
  */
 
-const TITLES = { file: "Choose a file", folder: "Choose a folder", new: "Where to write the file" };
-const TAKES = { file: "Choose", folder: "Choose this folder", new: "Use this name" };
+const TITLES = {
+  file: "Choose a file", files: "Choose a file", folder: "Choose a folder", new: "Where to write the file",
+};
+const TAKES = { file: "Choose", files: "Choose", folder: "Choose this folder", new: "Use this name" };
 
 /** @type {Listing} */
 const NOTHING = { folder: "", up: "", separator: "/", places: [], entries: [], more: 0 };
@@ -127,12 +129,12 @@ class Picker {
     if (this.kind === "folder") this.finish(this.listing.folder);
     else if (this.kind === "new" && name)
       this.finish(this.pathOf(ending && !name.includes(".") ? name + ending : name));
-    else if (this.kind === "file" && this.at >= 0) this.enter(this.at);
+    else if (this.kind !== "new" && this.at >= 0) this.enter(this.at);
   }
 
   /** @param {string} path */
   finish(path) {
-    if (this.input) this.input.value = path;
+    if (this.input) this.input.value = this.kind === "files" ? added(this.input.value, path) : path;
     for (const type of ["input", "change"]) this.input?.dispatchEvent(new Event(type, { bubbles: true }));
     this.dialog.close();
   }
@@ -180,9 +182,16 @@ class Picker {
       : listing.entries.length
         ? ""
         : empty;
-    if (listing.entries.length && (this.filter.value || this.kind === "file")) this.mark(0);
+    if (listing.entries.length && (this.filter.value || this.kind.startsWith("file"))) this.mark(0);
   }
 }
+
+/**
+ * A list of files with one more, which is quoted where a blank would part it.
+ * @param {string} files
+ * @param {string} path
+ */
+const added = (files, path) => [files.trim(), /\s/.test(path) ? `"${path}"` : path].filter(Boolean).join(" ");
 
 /** @type {Picker | undefined} */
 let picker;
@@ -204,7 +213,7 @@ export function pick(input, kind = "file", endings = "") {
   picker.list.replaceChildren();
   picker.dialog.showModal();
   picker.filter.focus();
-  picker.open(input.value.trim());
+  picker.open(kind === "files" ? "" : input.value.trim());
 }
 
 /**

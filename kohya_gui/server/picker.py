@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import paths
+from kohya_gui.server.hidden import MARKS_HIDDEN, is_hidden_name, is_marked_hidden
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
-from library.config.values import RESERVED
 from library.files import names_apart
 
 LISTED_FOLDER_LABEL = "Folder"  # of the field in picker.js
@@ -37,12 +37,12 @@ MODEL_SUFFIX = ".safetensors"
 
 
 def browse_button(name: str, label: str, kind: str, beside: str = "") -> str:
-    """The button beside a path field: `kind` is "file", "folder" or, for a file to be saved, "new"; otherwise there is
-    none.
+    """The button beside a path field: `kind` is "file", "files", "folder" or, for a file to be saved, "new"; otherwise
+    there is none.
 
     It fills the field in the same element; `beside` selects another one in the same row.
     """
-    if kind not in ("file", "folder", "new"):
+    if kind not in ("file", "files", "folder", "new"):
         return ""
     endings = (
         "" if kind == "folder" else next((e for n, e in SUFFIXES_BY_OPTION.items() if name.endswith(n)), MODEL_SUFFIX)
@@ -102,10 +102,11 @@ class Picker:
 
     def _is_listed(self, entry: os.DirEntry[str]) -> bool:
         """Whether `paths` would allow it: no hidden or reserved name, and no link that leads out of the roots."""
-        plain = not (entry.name.startswith(".") or RESERVED.fullmatch(entry.name) or ":" in entry.name)
-        if not plain or not entry.name.isprintable():
+        if is_hidden_name(entry.name) or not entry.name.isprintable():
             return False
         try:
+            if MARKS_HIDDEN and is_marked_hidden(entry.stat(follow_symlinks=False)):
+                return False
             # Checking each of twenty thousand files with the guard takes seconds; only links can lead out.
             if entry.is_symlink() or getattr(entry, "is_junction", bool)():
                 paths.allowed_path(entry.path, self.roots)

@@ -170,7 +170,8 @@ def _print_notes(notes: list[Problem]) -> None:
 
 
 def read_flags(config: type[RunConfig], argv: list[str], also: Iterable[str] = ()) -> tuple[JsonObject, list[Problem]]:
-    """Return option values by name as text, and what could not be parsed. Of repeated flags the last wins.
+    """Return option values by name as text, and what could not be parsed. Of repeated flags the last wins, but that of
+    several files with strengths names one more each time.
 
     Everything up to the next `--flag` belongs to a flag, so negative numbers need no special care; a value that begins
     with two dashes is written --flag=value.
@@ -245,7 +246,8 @@ def _group_by_flag(argv: list[str]) -> list[tuple[str, list[str]]]:
 def _store_words(option: Option, words: list[str], values: JsonObject) -> Problem | None:
     """Store a flag's words in `values`; return the problem, if any."""
     if option.many:
-        values[option.name] = words
+        before = values.get(option.name, []) if option.hints.get("weighted") else []  # a file each time
+        values[option.name] = [*before, *words]
     elif option.type is bool and not words:
         values[option.name] = "true"
     elif not words:

@@ -25,10 +25,9 @@ from library.families.recognition import recognise_file
 from library.methods.small_files import tensor_names_of
 from library.runs import layout
 from library.sampling import generate
-from library.sampling import plan as sampling
 from library.sampling.generate import ColumnSampler, OpenModel
 from library.sampling.plan import Column
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import Prompt, seeds_of
 from library.sampling.sheet import Sheet, save_image, side_by_side
 
 COMPARISON = "comparison.json"
@@ -47,6 +46,7 @@ class Comparison:
     files: list[SavedFile]
     notes: list[Message]
     rows: list[str] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)  # of the rows
     pictures: list[list[str]] = field(default_factory=list)
     copies: list[list[str]] = field(default_factory=list)  # the training image that a sample nearly copies, or ""
     losses: list[float | None] = field(init=False)
@@ -72,6 +72,7 @@ class Comparison:
             "columns": [file.title for file in self.files],
             "saved": [str(file.path) for file in self.files],
             "rows": self.rows,
+            "seeds": self.seeds,
             "files": self.pictures,
             "copies": self.copies,
             "losses": self.losses,
@@ -149,6 +150,7 @@ class FileComparer:
         comparison = self.comparison
         sample = ColumnSampler(model, self.prompts, config, columns)
         comparison.rows = [prompt.prompt for prompt in sample.prompts]
+        comparison.seeds = seeds_of(sample.prompts)
         comparison.pictures = comparison.pictures or [[""] * len(comparison.files) for _ in comparison.rows]
         comparison.copies = comparison.copies or [[""] * len(comparison.files) for _ in comparison.rows]
         return sample
@@ -164,9 +166,7 @@ class FileComparer:
 
         def keep(row: int, image: Image.Image) -> None:
             path = comparison.folder / f"{row:02d}_{number:02d}.png"
-            shown, tagged = sample.with_all_shown(column), model.named_in_prompts
-            facts = sampling.image_metadata(sample.prompts[row], shown, str(file.path), tagged)
-            save_image(image, path, facts)
+            save_image(image, path, sample.metadata(row, column, str(file.path)))
             comparison.pictures[row][number] = str(path)
             self.report(Message("generating"), done + row + 1, total)
             self.store(comparison)

@@ -1,5 +1,6 @@
 """Likeness of images by an image encoder: DINOv2, CLIP or another one of transformers, in a folder."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,24 @@ from library.config.problems import ConfigError, Message, Report
 from library.downloads import model_folder
 
 ENCODER_REPOSITORIES = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
+ABSENT = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
 COPY = 0.95  # cosine similarity from which two images count as near copies
 SURE = 0.99  # the same for training images that are very similar to each other
 AUTO_CLASSES = ("Model", "ImageProcessor")
 PICTURES_PER_BATCH = 16  # batch size
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for a word that is neither an encoder to download nor a folder with a model."""
+    if not name:
+        return
+    repository = ENCODER_REPOSITORIES.get(name.lower(), name)
+    if model_folder.is_repository(repository):
+        return
+    folder = Path(os.path.expanduser(repository))
+    if not folder.is_dir():
+        raise ConfigError(ABSENT, name=name)
+    check_folder(folder)
 
 
 def encoder_folder(name: str, into: Path, report: Report) -> Path:
@@ -28,8 +43,7 @@ def encoder_folder(name: str, into: Path, report: Report) -> Path:
         ENCODER_REPOSITORIES.get(name.lower(), name), model_folder.TRANSFORMERS, into, report
     )
     if not path.is_dir():
-        template = "--encoder {name} is not there: write dinov2, clip or the folder of an image encoder"
-        raise ConfigError(template, name=name)
+        raise ConfigError(ABSENT, name=name)
     return path
 
 

@@ -91,6 +91,8 @@ def read_inputs(arguments: argparse.Namespace) -> tuple[RecordedRun, list[Prompt
         prompts = prompts_to_sample(arguments)
     with collecting(problems):
         run = plan.run_of(arguments.run)
+        # Loads torch, but asks for no GPU: the wait decides which one it is.
+        problems += families.load_object("library.comparing.work:find_problems")(run, arguments, prompts)
     if problems or run is None:
         raise ConfigError(*problems)
     return run, prompts

@@ -3,11 +3,15 @@
 import argparse
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from library.adapter_files.storage import silent
 from library.comparing import compute, encoder, plan
 from library.comparing.compute import Comparison
-from library.config.problems import ConfigError, Report
+from library.comparing.plan import SavedFile
+from library.config.problems import ConfigError, Problem, Report, collecting
+from library.config.run_config import RunConfig
 from library.downloads import hub_files
 from library.families.shared import tokenizers
 from library.files import clear_errors
@@ -47,6 +51,49 @@ def compare_files(
             work.store(current.as_json())
 
         return compute.FileComparer(config, images, prompts, comparison, report, store)(eye)
+
+
+def find_problems(
+    run: reader.RecordedRun, arguments: argparse.Namespace, requested_prompts: list[Prompt]
+) -> Iterator[Problem]:
+    """Yield everything that would end the comparison of a run before its first image: what its record, saved files,
+    encoder, prompts and model lack. Asks for no GPU, and downloads nothing.
+    """
+    found: list[Problem] = []
+    with collecting(found):
+        encoder.check_name(arguments.encoder)
+    files: list[SavedFile] = []
+    with collecting(found):
+        files, _ = plan.saved_files_of_run(run, max(arguments.files, 1))
+    with collecting(found):
+        config = plan.config_of_run(run)
+        with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
+            found += _find_in_config(config, run, files, requested_prompts)
+    yield from found
+
+
+def _find_in_config(
+    config: RunConfig, run: reader.RecordedRun, files: list[SavedFile], requested_prompts: list[Prompt]
+) -> list[Problem]:
+    found: list[Problem] = []
+    if files:
+        with collecting(found):
+            files, _ = compute.readable_files(files, config)
+    prompts = requested_prompts
+    with collecting(found):
+        prompts = prompts or plan.prompts_of_run(run, config) or _prompts_of_captions(config)
+        check_image_count(len(files), prompts)
+    with collecting(found):
+        opened = plan.model_config(config, None if config.adapters or not files else files[0].path)
+        found += generate.find_problems(opened, prompts)
+    return found
+
+
+def _prompts_of_captions(config: RunConfig) -> list[Prompt]:
+    images, unread = compute.survey_run_images(config, silent)
+    if unread:
+        raise ConfigError("there are no prompts, and no captions to take them from ({why})", why=unread[0])
+    return compute.caption_prompts(images)
 
 
 def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:

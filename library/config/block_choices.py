@@ -120,7 +120,7 @@ def _no_blocks(template: str, **arguments: Any) -> ConfigError:
 
 def _parse_range(kind: str, text: str) -> tuple[int, int]:
     """Parse 3 or "0-9" into the first and the last."""
-    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last:
         raise _no_range(kind, f"{kind}:{text.strip()}")

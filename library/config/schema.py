@@ -20,7 +20,10 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.values import Option
 
 S = TypeVar("S")  # a section
-HINTS = {"usual", "min", "max", "ceiling", "kind", "weighted", "parse", "label", "words", "advanced", "shown_with"}
+HINTS = {
+    *("usual", "min", "max", "ceiling", "kind", "weighted", "split", "parse"),
+    *("label", "words", "advanced", "shown_with"),
+}
 
 
 def opt(default: Any, help: str, **hints: Any) -> Any:
@@ -28,9 +31,10 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
 
     Hints: `min`, `max`; `ceiling`, a number beyond anything trainable, so certainly a mistake; `kind` ("file", "files",
     "folder", "code" for a name of it, "secret", "text" for several lines); `weighted`, if a strength may follow the
-    file, FILE:0.8; `parse`, a function from any value to the option's type; `usual`, the proposal for a negative number
-    (else the default; None: nothing); `label`, if the name alone reads badly; `words` of choices that read badly;
-    `advanced`, to fold it away; `shown_with`, see `Option.shown_with`.
+    file, FILE:0.8; `split`, a function from text to several values, if blanks do not always part them; `parse`, a
+    function from any value to the option's type; `usual`, the proposal for a negative number (else the default; None:
+    nothing); `label`, if the name alone reads badly; `words` of choices that read badly; `advanced`, to fold it away;
+    `shown_with`, see `Option.shown_with`.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

@@ -2,15 +2,26 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from library.config.problems import Problem
-from library.config.values import parse_finite, quoted, split_strength
+from library.config.problems import ConfigError, Problem
+from library.config.values import join_words, parse_finite, quoted, split_strength, split_words, strip_pasted
 
 MAX_STRENGTH = 10  # of a LoRA, in both directions
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs
 NUMERIC = " :=0123456789.,-+"  # what a strength without a file is made of
+
+
+def split_files(text: str) -> list[str]:
+    """Split text with several FILE:0.8 at blanks; one file whose name holds blanks or a quote needs no quotes."""
+    with contextlib.suppress(ConfigError):
+        words = split_words(text)
+        is_quoted = '"' in text and join_words(words) == text.strip()  # as forms write names with blanks
+        are_files = all(split_strength(word)[0].lower().endswith(WEIGHT_FILES) for word in words)
+        if len(words) == 1 or is_quoted or are_files:
+            return words
+    return [strip_pasted(text)]
 
 
 def is_number(text: str) -> bool:
@@ -26,6 +37,13 @@ def strength_notes(option: str, value: str | None) -> Iterator[Problem]:
     if file and not strength:
         template = "has a strength of 0, so {file} changes nothing; write {file}:1, or leave it out"
         yield Problem(option, template, file=file)
+
+
+def repeated_files(option: str, values: Iterable[str]) -> Iterator[Problem]:
+    """Yield the problem of a file that is named more than once, maybe at different strengths."""
+    files = [split_strength(value)[0] for value in values]
+    for file in dict.fromkeys(file for file in files if files.count(file) > 1):
+        yield Problem(option, "names {file} twice; name each file once", file=file)
 
 
 def strength_problems(option: str, value: str | None) -> Iterator[Problem]:

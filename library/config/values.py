@@ -164,7 +164,7 @@ class Option:
             return [value]
         # People separate numbers by commas ("1e-4, 1e-5"); in text a comma may be part of the value (betas=0.9,0.99).
         if self.type not in (int, float):
-            return split_words(value)
+            return self.hints.get("split", split_words)(value)
         value = value.translate(WIDE_CHARACTERS)
         if re.search(r"\d,0\d", value):  # otherwise "0,0001" would be the two numbers 0 and 1
             raise self._wrong_kind(value, _with_decimal_point(value))

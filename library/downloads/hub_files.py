@@ -47,12 +47,17 @@ def download_hub_file(name: str, report: Report) -> Path:
 
 
 def with_local_lora(config: RunConfig, option: str, find: Callable[[str], Path | None]) -> RunConfig:
-    """Return the config with the path of a LoRA of the hub that an option names, as `find` returns it; None leaves its
-    name.
+    """Return the config with the paths of the LoRAs of the hub that an option names, as `find` returns them; None
+    leaves a name.
     """
-    file, strength = split_strength(option_values(config)[option] or "")
-    path = find(file) if is_file_id(file) else None
-    return with_value(config, option, f"{path}:{strength:g}") if path else config
+
+    def found(text: str) -> str:
+        file, strength = split_strength(text)
+        path = find(file) if is_file_id(file) else None
+        return f"{path}:{strength:g}" if path else text
+
+    value = option_values(config)[option]
+    return with_value(config, option, found(value) if isinstance(value, str) else tuple(map(found, value or ())))
 
 
 def with_local_base_weights(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:
@@ -65,7 +70,7 @@ def with_local_base_weights(config: RunConfig, find: Callable[[str], Path | None
     return replace(config, network=replace(config.network, base_weights=paths))
 
 
-def with_value(config: RunConfig, option: str, value: str | None) -> RunConfig:
+def with_value(config: RunConfig, option: str, value: str | tuple[str, ...] | None) -> RunConfig:
     section = options_of(type(config))[option].section
     return replace(config, **{section: replace(getattr(config, section), **{option: value})})
 

@@ -14,7 +14,7 @@ from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError, Message, Problem, together
+from library.config.problems import ConfigError, Message, Problem, counted, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
 from library.config.values import quoted
@@ -36,6 +36,8 @@ DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
     True: ("lora", "locon", "loha", "glora"),
 }  # algos with rank_dropout, by bypass_mode
+BLOCK_LIST = "_block_indices"  # ending of the arguments that list blocks
+LONGEST_VALUE = 20_000  # characters of an argument
 MAX_STRENGTH = 100  # a higher alpha / rank is likely a mistake
 
 
@@ -303,6 +305,10 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
     elif isinstance(args, NetworkArgs):
         yield from args.notes()
     network = config.network
+    for name, text in network_args_as_text(config).items():
+        if name.strip().endswith(BLOCK_LIST) and not text.strip() and hasattr(args, name.strip()):
+            template = "{name} is empty, so none of these blocks learn, as in sd-scripts; write {all} for all of them"
+            yield Problem("network_args", template, name=name.strip(), all=f"{name.strip()}=all")
     switches = {
         "loraplus_text_encoder_lr_ratio": "network_train_unet_only",
         "loraplus_unet_lr_ratio": "network_train_text_encoder_only",
@@ -360,8 +366,14 @@ def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
     pairs, written = config.network.network_args, ": {pair} must be written key=value"
     problems = [Problem("network_args", written, pair=quoted(pair)) for pair in pairs if "=" not in pair]
     texts = {key.strip(): value.strip() for key, _, value in (p.partition("=") for p in pairs if "=" in p)}
-    # An empty value or "None" means the default.
+    # "None" means the default, and so does an empty value, but for blocks: it names none of them.
+    texts = {key: value or ("none" if key.endswith(BLOCK_LIST) else "") for key, value in texts.items()}
     texts = {key: value for key, value in texts.items() if not (value in ("", "None") and key in section_options(cls))}
+    for key in [key for key, value in texts.items() if len(value) > LONGEST_VALUE]:
+        given = counted(len(texts.pop(key)), "character")
+        problems.append(
+            wrong_argument(key, "has {count}, and at most {most} are read", count=given, most=LONGEST_VALUE)
+        )
     for name in [n for n in HINTS if n in texts and n not in section_options(cls)]:
         problems.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))
         texts.pop(name)

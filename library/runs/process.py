@@ -68,8 +68,12 @@ def exists(pid: Any) -> bool:
 
 
 def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
-    """Kill processes and their descendants, parents first. Return whether all have ended."""
-    doomed = _with_children(roots)
+    """Kill processes and their descendants, parents first. Return whether all have ended.
+
+    All are stopped before, as one that still runs may start another, which nothing would end: Windows has no groups of
+    processes, and forgets whose child an orphan was.
+    """
+    doomed = _stopped_with_children(roots)
     for victim in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
@@ -86,6 +90,19 @@ def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.terminate()
     return kill(psutil.wait_procs(doomed, timeout=grace)[1], grace)
+
+
+def _stopped_with_children(roots: list[psutil.Process]) -> list[psutil.Process]:
+    processes: dict[int, psutil.Process] = {}
+    remaining = [*roots]
+    while remaining:
+        process = remaining.pop(0)
+        processes[process.pid] = process
+        with contextlib.suppress(psutil.Error):
+            process.suspend()
+        with contextlib.suppress(psutil.Error):
+            remaining += [child for child in process.children() if child.pid not in processes]
+    return list(processes.values())
 
 
 def _with_children(roots: list[psutil.Process]) -> list[psutil.Process]:

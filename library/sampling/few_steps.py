@@ -40,13 +40,14 @@ def prompt_defaults(config: RunConfig, model: JsonMapping) -> JsonObject:
 
 
 def known_lora(config: RunConfig) -> FewStepLora | None:
-    path, _ = split_strength(config.sample.sample_lora or "")
-    return next((lora for lora in families.facts_of(config.family).few_step_loras if lora.is_named(path)), None)
+    """Return the first of the LoRAs for samples that is well known; None if none is."""
+    paths = [split_strength(text)[0] for text in config.sample.sample_lora]
+    loras = families.facts_of(config.family).few_step_loras
+    return next((lora for path in paths for lora in loras if lora.is_named(path)), None)
 
 
 def sample_lora(config: RunConfig) -> dict[Path, float]:
-    path, strength = split_strength(config.sample.sample_lora or "")
-    return {Path(path): strength} if path else {}
+    return {Path(path): strength for path, strength in map(split_strength, config.sample.sample_lora)}
 
 
 def setting_problems(config: RunConfig) -> Iterator[Problem]:
@@ -58,13 +59,14 @@ def setting_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _lora_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield the problem of a sample_lora that is neither on this computer nor on the Hugging Face Hub."""
-    path, _ = split_strength(config.sample.sample_lora or "")
-    if not path or Path(path).is_file() or is_file_id(path):
-        return
-    if any(strength_problems("sample_lora", config.sample.sample_lora)):
-        return  # named with the option's other rules
-    if Path(path).is_dir():
-        yield Problem("sample_lora", ": {path} is a folder: name a file in it", path=path)
-    else:
-        yield about_absent("sample_lora", path, FILE)
+    """Yield the problem of each file of sample_lora that is neither on this computer nor on the Hugging Face Hub."""
+    for text in config.sample.sample_lora:
+        path, _ = split_strength(text)
+        if Path(path).is_file() or is_file_id(path):
+            continue
+        if any(strength_problems("sample_lora", text)):
+            continue  # named with the option's other rules
+        if Path(path).is_dir():
+            yield Problem("sample_lora", ": {path} is a folder: name a file in it", path=path)
+        else:
+            yield about_absent("sample_lora", path, FILE)

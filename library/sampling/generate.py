@@ -34,8 +34,8 @@ from library.sampling.engine import PictureEngine, pictures_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.file_checks import missing_files, unusable_files, unusable_folder
 from library.sampling.plan import Column
-from library.sampling.prompts import Prompt
-from library.sampling.requests import request_of
+from library.sampling.prompts import Prompt, seeds_of
+from library.sampling.requests import imageless_request, request_of
 from library.sampling.sheet import Sheet, save_image, side_by_side
 
 logger = logging.getLogger(__name__)
@@ -188,6 +188,13 @@ class ColumnSampler:
         """Return the column with all files that its images show."""
         return plan.with_merged(self.with_few_steps(column), self._model.merged)
 
+    def metadata(self, row: int, column: Column, base: str) -> dict[str, str]:
+        """Return the texts in the file of an image of `base`: what it takes to generate it again."""
+        prompt = self.prompts[row]
+        steps = self._sampler.count_steps(imageless_request(prompt))
+        shown, tagged = self.with_all_shown(column), self._model.named_in_prompts
+        return plan.image_metadata(prompt, steps, shown, base, tagged)
+
     def with_few_steps(self, column: Column) -> Column:
         """Return the column with the LoRA of sample_lora."""
         strengths = dict(column.loras)
@@ -253,15 +260,14 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     total = len(columns) * len(sample.prompts)
     new_folder = folder / time.strftime("%Y%m%d-%H%M%S")
     sheet = Sheet([column.title for column in columns], [prompt.prompt for prompt in sample.prompts], new_folder)
-    sheet.files = [[""] * len(columns) for _ in sample.prompts]
-    base, tagged = str(config.model.pretrained_model_name_or_path), model.named_in_prompts
+    sheet.files, sheet.seeds = [[""] * len(columns) for _ in sample.prompts], seeds_of(sample.prompts)
+    base = str(config.model.pretrained_model_name_or_path)
     for at, column in enumerate(columns):
 
         def keep(row: int, image: Image.Image, at: int = at, column: Column = column) -> None:
             nonlocal done
             path = new_folder / f"{row:02d}_{at:02d}.png"
-            facts = plan.image_metadata(sample.prompts[row], sample.with_all_shown(column), base, tagged)
-            save_image(image, path, facts)
+            save_image(image, path, sample.metadata(row, column, base))
             done += 1
             sheet.files[row][at] = str(path)
             store(sheet)
@@ -269,8 +275,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
         sample(column, keep)
     sample.close()
     sheet.grid = str(new_folder / "grid.png")
-    facts = plan.image_metadata(sample.prompts[0], sample.with_all_shown(columns[0]), base, tagged)
-    save_image(side_by_side(sheet), Path(sheet.grid), facts)
+    save_image(side_by_side(sheet), Path(sheet.grid), sample.metadata(0, columns[0], base))
     store(sheet)
     return sheet
 

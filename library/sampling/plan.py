@@ -2,7 +2,6 @@
 
 import json
 import math
-import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
 from library.config.values import did_you_mean
 from library.files import names_apart
-from library.sampling.prompts import RANDOM_SEED, Prompt
+from library.sampling.prompts import RANDOM_SEED, Prompt, drawn_seed
 
 COMPARE = ("together", "strengths", "files")
 STRENGTHS = (0.0, 0.5, 1.0)
@@ -111,7 +110,7 @@ def with_one_seed(prompts: Sequence[Prompt], seed: int | None = None) -> list[Pr
     """Give this seed to all prompts that have none; None or -1 draw one."""
     # With one seed, columns differ by their files alone.
     if seed in (None, RANDOM_SEED):
-        seed = secrets.randbelow(2**32)
+        seed = drawn_seed()
     return [prompt if prompt.seed is not None else replace(prompt, seed=seed) for prompt in prompts]
 
 
@@ -127,17 +126,21 @@ def check_image_count(number_of_columns: int, prompts: Sequence[Prompt]) -> None
         )
 
 
-def image_metadata(prompt: Prompt, column: Column, model: str, tagged: Collection[Path]) -> dict[str, str]:
-    """Return PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `tagged` LoRA
-    files get other programs' <lora:...> tags.
+def image_metadata(
+    prompt: Prompt, steps: int, column: Column, model: str, tagged: Collection[Path] = ()
+) -> dict[str, str]:
+    """Return PNG texts of an image: `parameters` as other programs read them, and everything as JSON. `steps` are those
+    that the sampler takes; `tagged` LoRA files get other programs' <lora:...> tags.
     """
     prompt_options: JsonObject = {name: value for name, value in asdict(prompt).items() if value is not None}
+    if steps != prompt.sample_steps:
+        prompt_options["steps_taken"] = steps
     tags = "".join(f" <lora:{path.stem}:{strength:g}>" for path, strength in column.loras if path in tagged)
     text = [prompt.prompt + tags]
     if prompt.negative_prompt:
         text.append(f"Negative prompt: {prompt.negative_prompt}")
     facts = {
-        "Steps": prompt.sample_steps,
+        "Steps": steps,
         "CFG scale": prompt.scale,
         "Distilled CFG Scale": prompt.guidance_scale,
         "Seed": prompt.seed,

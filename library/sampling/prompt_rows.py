@@ -10,8 +10,10 @@ from library.sampling.prompts import (
     LETTERS,
     RANDOM_SEED,
     Prompt,
+    check_number,
     option_of,
     parse_line,
+    parse_line_at,
     problems_of,
     prompt_lines,
     read_prompts,
@@ -27,7 +29,9 @@ def prompt_rows_of_file(path: Path) -> list[dict[str, str]]:
     """Return the prompts of a file as texts; without prompts none. Raises ConfigError like `read_prompts`."""
     if path.suffix.lower() in (".toml", ".json"):
         return [row_of_prompt(prompt) for prompt in read_prompts(path)]
-    return [_row_of_line(line) for _, line in prompt_lines(read_outside_text(path))]
+    lines = [*prompt_lines(read_outside_text(path))]
+    check_number(len(lines), path)
+    return [_row_of_line(line, number) for number, line in lines]
 
 
 def row_of_prompt(prompt: Prompt) -> dict[str, str]:
@@ -44,10 +48,10 @@ def _field_values(name: str, value: str) -> list[str]:
     return [part.strip() for part in (value.split(BETWEEN) if name == REFERENCES_FIELD else [value]) if part.strip()]
 
 
-def _row_of_line(line: str) -> dict[str, str]:
+def _row_of_line(line: str, number: int) -> dict[str, str]:
     """Return a line's row. Parts without a field, or not understood, are kept as written."""
     first, *pieces = line.split(" --")
-    row = row_of_prompt(replace(parse_line(line), prompt=first))
+    row = row_of_prompt(replace(parse_line_at(Message("line {number}", number=number), line), prompt=first))
     unread = row.get(REST, "") + "".join(f" --{piece}" for piece in pieces if option_of(piece) is None)
     return row | ({REST: unread} if unread else {})
 
@@ -90,7 +94,11 @@ def _why_not(row: Row) -> MessageLike:
             return Message("{name} has to be one line of text", name=name)
     if row["prompt"].lstrip().startswith("#"):
         return Message("a prompt cannot begin with #, which begins a comment")
-    read_back, wrong = row_of_prompt(parse_line(prompt_line({**row, REST: ""}))), []
+    try:
+        read_back = row_of_prompt(parse_line(prompt_line({**row, REST: ""})))
+    except ConfigError as e:
+        return e.said
+    wrong = []
     for name, value in row.items():
         if name in (REST, "prompt", "negative_prompt") or not value.strip() or _is_random_seed(name, value):
             continue

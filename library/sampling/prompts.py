@@ -3,14 +3,15 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.sampling import MAX_STEPS, Sampling
@@ -84,12 +85,16 @@ FIELD_TYPES: dict[str, Callable[[Any], Any]] = {
 }
 IMAGE_FIELDS = ("control_image_path", "control_image_mask_path", "controlnet_image")
 MAX_IMAGE_SIDE = 8192  # pixels of a side
+MAX_PROMPTS = 10_000  # of a file
+MAX_OPTIONS = 200  # of a prompt
+LONGEST_PROMPT = 20_000  # characters with options; text encoders read at most some 4,000
 STRONGEST = 1000  # of a scale or a shift
 NO_PROMPT = {
     ".txt": ": {name} holds no prompt; write one per line",
     ".toml": ": {name} holds no prompt; write each as a table, [[prompt.subset]]",
     ".json": ": {name} holds no prompt; write a list of texts or of objects",
 }
+TOO_MANY = ": {name} holds {count}, and at most {most} are read: is this the right file?"
 NO_TEXT = "{where} has no prompt"
 NO_NUMBER: dict[Any, str] = {
     int: "{name} should be a whole number, not {value}",
@@ -114,11 +119,19 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         for _, found in parsed
         for problem in found
     ]
+    check_number(len(parsed), path)
     if problems:
         raise ConfigError(*problems)
     if not parsed:
         raise ConfigError(Problem("sample_prompts", NO_PROMPT.get(ending, NO_PROMPT[".txt"]), name=path.name))
     return [prompt for prompt, _ in parsed]
+
+
+def check_number(number: int, path: Path) -> None:
+    """Raise ConfigError for a file with too many prompts."""
+    if number > MAX_PROMPTS:
+        given = counted(number, "prompt")
+        raise ConfigError(Problem("sample_prompts", TOO_MANY, name=path.name, count=given, most=MAX_PROMPTS))
 
 
 def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
@@ -162,9 +175,10 @@ def parse_line(line: str) -> Prompt:
 
     Options are separated by a blank and two dashes. Unknown options, and those whose value does not begin as it should,
     are left out; `--ci` may occur several times. The text before the first option is the prompt, and is also read as an
-    option.
+    option. Raises ConfigError for a line that is too long for a prompt.
     """
     pieces = line.split(" --")
+    _check_extent(len(pieces) - 1, len(line))
     options = [option for option in map(option_of, pieces) if option]
     values: dict[str, Any] = dict(options)
     if control_paths := tuple(value.strip() for name, value in options if name == "control_image_path"):
@@ -172,9 +186,32 @@ def parse_line(line: str) -> Prompt:
     return without_random_seed(Prompt(pieces[0], **values))
 
 
+def _check_extent(num_options: int, num_characters: int) -> None:
+    """Raise ConfigError for more than a prompt can have, on which reading would take long."""
+    if num_options > MAX_OPTIONS:
+        given = counted(num_options, "option")
+        raise ConfigError("has {count}, and a prompt has at most {most}", count=given, most=MAX_OPTIONS)
+    if num_characters > LONGEST_PROMPT:
+        given = counted(num_characters, "character")
+        raise ConfigError("has {count}, and a prompt has at most {most}", count=given, most=LONGEST_PROMPT)
+
+
 def without_random_seed(prompt: Prompt) -> Prompt:
     """Return the prompt without a seed if it asks for a random one."""
     return replace(prompt, seed=None) if prompt.seed == RANDOM_SEED else prompt
+
+
+def drawn_seed() -> int:
+    return secrets.randbelow(2**32)
+
+
+def with_drawn_seeds(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return the prompts, each that has no seed with a random one, so that its image can be generated again."""
+    return [replace(prompt, seed=drawn_seed()) if prompt.seed is None else prompt for prompt in prompts]
+
+
+def seeds_of(prompts: Iterable[Prompt]) -> list[int | None]:
+    return [prompt.seed for prompt in prompts]
 
 
 def option_of(piece: str) -> tuple[str, Any] | None:
@@ -199,8 +236,23 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _from_lines(text: str) -> Iterator[Parsed]:
     for number, line in prompt_lines(text):
-        prompt = parse_line(line)
-        yield prompt, _placed(Message("line {number}", number=number), prompt)
+        yield _from_line(line, Message("line {number}", number=number))
+
+
+def parse_line_at(where: MessageLike, line: str) -> Prompt:
+    """Return the prompt of `parse_line`. Raises ConfigError that names the place of the line."""
+    try:
+        return parse_line(line)
+    except ConfigError as e:
+        raise ConfigError("{where} {problem}", where=where, problem=e.said) from None
+
+
+def _from_line(line: str, where: MessageLike) -> Parsed:
+    try:
+        prompt = parse_line_at(where, line)
+    except ConfigError as e:
+        return Prompt(""), [e.said]
+    return prompt, _placed(where, prompt)
 
 
 def _from_toml(tables: JsonMapping) -> Iterator[Parsed]:
@@ -224,8 +276,8 @@ def _from_json(entries: Any) -> Iterator[Parsed]:
         raise ConfigError(Problem("sample_prompts", ": a JSON prompt file is a list of texts or of objects"))
     for number, entry in enumerate(entries, start=1):
         if isinstance(entry, str):
-            prompt, where = parse_line(entry), Message("entry {number}", number=number)
-            yield prompt, _placed(where, prompt) if entry.strip() else [Message(NO_TEXT, where=where)]
+            where = Message("entry {number}", number=number)
+            yield _from_line(entry, where) if entry.strip() else (Prompt(""), [Message(NO_TEXT, where=where)])
         elif isinstance(entry, dict):
             yield _from_mapping(entry, Message("entry {number}", number=number))
         else:
@@ -233,6 +285,10 @@ def _from_json(entries: Any) -> Iterator[Parsed]:
 
 
 def _from_mapping(values: JsonMapping, where: MessageLike) -> Parsed:
+    try:
+        _check_extent(sum(len(v) if isinstance(v, list) else 1 for v in values.values()), len(str([*values.values()])))
+    except ConfigError as e:
+        return Prompt(""), [Message("{where} {problem}", where=where, problem=e.said)]
     fields = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
     found: list[MessageLike] = []
     if unknown := sorted(values.keys() - FIELD_TYPES.keys() - IGNORED):

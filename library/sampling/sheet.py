@@ -21,12 +21,14 @@ class Sheet:
     folder: Path
     files: list[list[str]] = field(default_factory=list)
     grid: str = ""
+    seeds: list[int | None] = field(default_factory=list)  # of the rows
 
     def as_json(self) -> JsonObject:
         """Return the sheet for the page."""
         return {
             "columns": self.columns,
             "rows": self.rows,
+            "seeds": self.seeds,
             "folder": str(self.folder),
             "files": self.files,
             "grid": self.grid,

@@ -12,7 +12,7 @@ from library import families
 from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
@@ -120,7 +120,7 @@ def read_inputs(arguments: argparse.Namespace, script_of: Callable[[Path], str])
     """Return what is to be generated. Raises ConfigError with all problems, of the words and of what they name."""
     problems: list[Problem] = []
     loras = _parse_each(weighted, arguments.lora, problems)
-    options = dict(_parse_each(parse_option, arguments.set, problems))
+    options = _values_by_name(_parse_each(parse_option, arguments.set, problems))
     columns, strengths, prompts = [], list(plan.STRENGTHS), list[Prompt]()
     with collecting(problems):
         strengths = parse_strengths(arguments.strengths)
@@ -140,6 +140,14 @@ def read_inputs(arguments: argparse.Namespace, script_of: Callable[[Path], str])
     if problems or reading is None:
         raise ConfigError(*problems)
     return SampleInputs(reading.config, columns, prompts)
+
+
+def _values_by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, JsonValue]:
+    """Return the value of each option: the last one, or all of sample_lora, which takes several files."""
+    texts: dict[str, list[JsonValue]] = {}
+    for name, value in pairs:
+        texts.setdefault(name, []).append(value)
+    return {name: several if several[1:] and name == "sample_lora" else several[-1] for name, several in texts.items()}
 
 
 def _parse_each(parse: Callable[[str], Parsed], texts: Iterable[str], problems: list[Problem]) -> list[Parsed]:
@@ -191,7 +199,9 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
     if arguments.prompts:
         with collecting(problems):
             prompts += prompt_files.read_prompts(arguments.prompts)
-    prompts += [prompt_files.parse_line(line) for line in arguments.prompt if line.strip()]
+    for line in filter(str.strip, arguments.prompt):
+        with collecting(problems):
+            prompts.append(prompt_files.parse_line_at(Message("the prompt"), line))
     if arguments.seed not in (None, prompt_files.RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.problems_of(prompt)):

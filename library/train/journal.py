@@ -186,7 +186,7 @@ class Journal:
     def sampled(self, step: int, number: int, path: Path, image: Any, prompt: Prompt) -> None:
         """Report that a sample image was saved."""
         images = {"images": shown} if (shown := images_by_field(prompt)) else {}
-        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number, **images)
+        self.event("sample", file=str(path), step=step, prompt=prompt.prompt, number=number, seed=prompt.seed, **images)
         if self.trackers:
             self.trackers.image(f"sample_{number}", image, step)
 

@@ -267,5 +267,10 @@ def _launcher() -> psutil.Process | None:
 
 
 def _is_parent_there() -> bool:
-    # On POSIX the parent's PID may already belong to another process.
-    return os.getppid() == environment.PARENT if os.name == "posix" else psutil.pid_exists(environment.PARENT)
+    # The parent's PID may already belong to another process, which is younger than this one.
+    if os.name == "posix":
+        return os.getppid() == environment.PARENT
+    try:
+        return psutil.Process(environment.PARENT).create_time() <= psutil.Process().create_time()
+    except psutil.Error:
+        return False

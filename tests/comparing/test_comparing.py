@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from library import data, families
 from library.cli.main import main
 from library.comparing import compute, encoder, losses, plan, proposal
+from library.comparing import shell as compare_shell
 from library.comparing.proposal import FileScore
 from library.config.problems import ConfigError, Message
 from library.config.schema import changed
@@ -151,18 +152,18 @@ def test_a_proposal_says_why(scores, held_out, column, said):
     assert proposed.column == column and said in str(proposed.reason)
 
 
-def recorded(folder, config, *saved, **more):
+def recorded(folder, run_config, *saved, **more):
     """A run whose record says that it has saved these files."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "id": folder.name,
-        "script": config.script,
+        "script": run_config.script,
         "state": "finished",
         "started": 1.0,
         "seed": 3,
         "folder": str(folder),
         "output_dir": str(folder),
-        "config": changed(config),
+        "config": changed(run_config),
         **more,
     }
     layout.store(folder / layout.RUN, facts)
@@ -329,3 +330,35 @@ def test_few_images_are_measured_as_they_are_where_none_are_held_out(shallow, im
         and len(shown) == losses.MEASURED_IMAGES
         and not any(image.subset.flip_aug for image in shown.items)
     )
+
+
+def test_everything_wrong_is_said_at_once_and_before_a_gpu_is_waited_for(shallow, tmp_path, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(compare_shell, "free_devices", lambda *_: pytest.fail("a GPU was waited for"))
+    config = config_of(shallow, "flux_train_network", train_data_dir=tmp_path / "gone", output_dir=tmp_path)
+    sections = changed(config)
+    sections["model"] |= {"pretrained_model_name_or_path": str(tmp_path / "gone.safetensors")}
+    run = recorded(tmp_path / "wrong-1", config, tmp_path / "bad.safetensors", config=sections)
+    (tmp_path / "bad.safetensors").write_text("x")
+    words = ["--files", "0", "--encoder", str(tmp_path / "no_encoder"), "--prompts", str(tmp_path / "gone.txt")]
+    assert main(["compare", str(run.folder), "--cpu", *words]) == 1
+    said = capsys.readouterr().err
+    for part in (
+        "--files 0",
+        "no_encoder is not there",
+        "gone.txt",
+        "bad.safetensors is not a file",
+        "gone.safetensors",
+    ):
+        assert part in said
+    assert main(["compare", str(run.folder), "--cpu"]) == 1
+    assert "there are no prompts, and no captions to take them from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", "5"])
+def test_seeds_of_a_comparison_are_stored_with_it(trained, seed):
+    comparison = compared(trained.folder, "--prompt", "a cat --w 64 --h 64 --s 1", "--seed", seed, "--files", "1")
+    (used,) = comparison["seeds"]
+    with Image.open(comparison["files"][0][0]) as image:
+        assert used >= 0 and f"Seed: {used}," in image.text["parameters"]
+    again = compared(trained.folder, "--prompt", f"a cat --w 64 --h 64 --s 1 --d {used}", "--files", "1")
+    assert Image.open(again["files"][0][0]).tobytes() == Image.open(comparison["files"][0][0]).tobytes()

@@ -2,7 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from library import methods
+from library import families, methods
+from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families import network_args
 from library.families.sdxl.network_args import block_number
@@ -225,3 +226,53 @@ def test_the_alpha_of_convolutions_is_a_float_in_files_as_in_sd_scripts(sdxl_con
     layer = SimpleNamespace(part="denoiser", name=name, inside="ResnetBlock2D", is_large_conv=True)
     rank, alpha = args.rank_of(layer, 4, 1)
     assert (rank, alpha, type(alpha)) == (3, 1, float)
+
+
+BLOCKS = [
+    ("flux", "train_double_block_indices"),
+    ("flux", "train_single_block_indices"),
+    ("flux_2", "train_double_block_indices"),
+    ("flux_2", "train_single_block_indices"),
+    ("flux_3", "train_image_block_indices"),
+    ("flux_3", "train_text_block_indices"),
+    ("flux_3", "train_joint_block_indices"),
+    *((name, "train_block_indices") for name in ("qwen_image", "qwen_image_21", "zimage", "anima", "krea_2")),
+]
+
+
+def chosen(family, *pairs, **more):
+    config = build_config(
+        families.config_class(families.lora_script(family)), {"network_args": pairs, **more}, notes=[]
+    )
+    counts = [group.count for group in families.facts_of(family).blocks]
+    return config, network_args.read_network_args(config).chosen_blocks(counts)
+
+
+@pytest.mark.parametrize(("family", "name"), BLOCKS)
+def test_an_empty_list_of_blocks_names_none_as_in_sd_scripts(family, name):
+    every, none = chosen(family)[1], chosen(family, f"{name}=none")[1]
+    config, empty = chosen(family, f"{name}=")
+    assert empty == none != every
+    (said,) = [str(note) for note in network_args.network_args_notes(config) if name in str(note)]
+    assert f"{name} is empty, so none of these blocks learn" in said and f"write {name}=all" in said
+    assert chosen(family, f"{name}=None")[1] == chosen(family, f"{name}=all")[1] == every
+    assert not [note for note in network_args.network_args_notes(chosen(family, f"{name}=all")[0]) if name in str(note)]
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_an_empty_list_of_blocks_of_lycoris_names_none(family):
+    lycoris = {"network_module": "lycoris.kohya"}
+    none = chosen(family, "train_block_indices=none", **lycoris)[1]
+    assert chosen(family, "train_block_indices=", **lycoris)[1] == none != chosen(family, **lycoris)[1]
+
+
+@pytest.mark.parametrize("text", ["0-99999999999", "9" * 5000, "0-3,1000"])
+def test_numbers_beyond_all_blocks_are_refused_at_once(text):
+    with pytest.raises(ConfigError, match="must be"):
+        languages.indices(text)
+
+
+def test_an_argument_of_very_many_characters_is_one_sentence(flux_config):
+    config = flux_config(network_args=["train_single_block_indices=" + "0-99," * 50_000 + "1"])
+    (problem,) = network_args.find_network_args_problems(config)
+    assert "train_single_block_indices has 250,001 characters, and at most 20000 are read" in str(problem)

@@ -3,11 +3,14 @@
 import json
 import os
 import random
+import stat
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from kohya_gui.server import hidden, paths, picker
 from kohya_gui.server.json_api import ApiRequest, JsonApi
 from kohya_gui.server.picker import Picker, browse_button
 from library.config.problems import ConfigError
@@ -152,3 +155,57 @@ def test_the_button_knows_what_suits_the_option():
     assert 'data-endings=""' in browse_button("output_dir", "Output", "folder")
     assert ".toml .json" in browse_button("dataset_config", "Data", "file")
     assert browse_button("learning_rate", "Rate", "") == ""
+
+
+def test_what_windows_and_macos_hide_is_neither_listed_nor_allowed(root, monkeypatch):
+    for name in ("AppData", "kept", "marked"):
+        (root / name).mkdir()
+        (root / name / "key.toml").write_text("x")
+    assert {"AppData", "marked"} <= {*names(listed(root))}  # plain names here
+    monkeypatch.setattr(hidden, "WINDOWS", True)
+    assert "AppData" not in names(listed(root)) and "kept" in names(listed(root))
+    with pytest.raises(ConfigError, match="AppData/key.toml is hidden"):
+        paths.allowed_path(str(root / "AppData" / "key.toml"), [root])
+    assert paths.allowed_path(str(root / "AppData" / "key.toml"), [root, root / "AppData"])  # it is a root of its own
+    monkeypatch.setattr(picker, "MARKS_HIDDEN", True)
+    marked = (root / "marked").stat().st_ino
+    for module in (picker, hidden):
+        monkeypatch.setattr(module, "is_marked_hidden", lambda status: status.st_ino == marked)
+    assert "marked" not in names(listed(root)) and "kept" in names(listed(root))
+    with pytest.raises(ConfigError, match="marked/key.toml is hidden"):
+        paths.allowed_path(str(root / "marked" / "key.toml"), [root])
+
+
+@pytest.mark.parametrize(
+    ("status", "is_hidden"),
+    [
+        ({"st_file_attributes": stat.FILE_ATTRIBUTE_HIDDEN | stat.FILE_ATTRIBUTE_DIRECTORY}, True),
+        ({"st_file_attributes": stat.FILE_ATTRIBUTE_DIRECTORY}, False),
+        ({"st_flags": stat.UF_HIDDEN}, True),
+        ({"st_flags": 0}, False),
+        ({}, False),
+    ],
+)
+def test_the_marks_of_windows_and_macos_are_read(status, is_hidden):
+    assert hidden.is_marked_hidden(SimpleNamespace(**status)) is is_hidden
+
+
+@pytest.mark.browser
+def test_a_list_of_files_grows_by_one_with_each_choice(visit, served):
+    names = ("fast style.safetensors", "other.safetensors")
+    for name in names:
+        (served[1] / name).write_bytes(b"x")
+    page = visit().page
+    page.locator(".search input:visible").fill("sample_lora")
+    page.keyboard.press("Enter")
+    for name in names:
+        page.get_by_label("Browse for LoRA for samples").locator("visible=true").click()
+        where = page.locator("dialog.picker .where")
+        where.fill(str(served[1]))
+        where.press("Enter")
+        page.locator(f"dialog.picker li:has-text('{name}')").first.click()
+        page.locator("dialog.picker:not([open])").first.wait_for(state="attached")
+    files = [served[1] / name for name in names]
+    assert page.locator("#lora-sample_lora").input_value() == f'"{files[0]}" {files[1]}'
+    for file in files:
+        file.unlink()

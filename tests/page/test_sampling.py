@@ -212,6 +212,7 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     assert sheet["cells"][1][0] == {
         "small": "api/v1/runs/zorb-1/samples/1?small=true",
         "large": "api/v1/runs/zorb-1/samples/1",
+        "seed": None,
     }
     first = {"kind": "sample", "file": "0_0.png", "step": 0, "number": 0, "prompt": "a cat"}
     with (tmp_path / "root/out/runs/zorb-1" / layout.PROGRESS).open("a", encoding="utf-8") as progress:
@@ -488,3 +489,37 @@ def test_the_images_that_all_samples_of_a_run_show_the_model_are_proposed(tab, t
     assert fields(images) == {name: "; ".join([value] if isinstance(value, str) else value)}
     assert fields(images, {}) == {} == fields(images, {name: "other.png"})
     assert {} == fields(7) == fields({"control_image_path": [7]}) == fields({"other": "a.png"})  # damaged
+
+
+def with_seeds(folder, seeds):
+    """Give the samples of a run's record these seeds, in order."""
+    events = [json.loads(line) for line in (folder / layout.PROGRESS).read_text("utf-8").splitlines()]
+    left = iter(seeds)
+    for event in events:
+        if event["kind"] == "sample":
+            event["seed"] = next(left)
+    (folder / layout.PROGRESS).write_text("".join(json.dumps(event) + "\n" for event in events), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("seeds", "prompts", "seed"),
+    [
+        ((1, 2, 3, 4), ["a cat --d 3", "a dog --d 4"], None),  # drawn: those of the newest samples
+        ((7, 7, 7, 7), ["a cat", "a dog"], "7"),
+        ((None, None, None, None), ["a cat", "a dog"], None),  # as earlier versions recorded them
+    ],
+)
+def test_the_seeds_of_a_runs_samples_are_shown_and_used_again(tab, tmp_path, seeds, prompts, seed):
+    run = with_seeds(run_with_samples(tmp_path / "root", "seeds-1"), seeds)
+    known = tab.of_run(ApiRequest({"run": run.name}))
+    assert known["prompts"] == prompts and known["fields"].get("seed") == seed
+    cells = tab.sheet(ApiRequest({"name": f"run:{run.name}"}))["cells"]
+    assert [[cell["seed"] for cell in row] for row in cells] == [[seeds[0], seeds[2]], [seeds[1], seeds[3]]]
+    gallery = samples.gallery(reader.run_at(run), reader.progress(run).update())
+    assert ('title="Seed 3"' in gallery) == (seeds[2] == 3)
+    fields = {"width": "64"} | ({"seed": seed} if seed else {})
+    tab.begin(sent(tmp_path, prompts="\n".join(known["prompts"]), fields=fields))
+    written = Path(tab.started[0][2].removeprefix("--prompts=")).read_text("utf-8")
+    ends = [f" --d {one}" if one is not None else "" for one in seeds[2:]]
+    assert written == f"a cat --w 64{ends[0]}\na dog --w 64{ends[1]}\n"

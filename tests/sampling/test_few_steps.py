@@ -8,8 +8,11 @@ import torch
 from PIL import Image
 
 from library import families
+from library.cli import train_script
 from library.config.building import Layer, build_config, read_layers
+from library.config.formats import read_toml, to_toml
 from library.config.problems import ConfigError
+from library.config.schema import options_of
 from library.config.values import split_strength
 from library.families import config_class
 from library.families.base import SampleRequest
@@ -53,7 +56,7 @@ def test_it_counts_like_a_file_of_the_column_and_is_named_in_the_picture(given, 
     config = given(script)
     file = lora_for(config, tmp_path / "fast.safetensors")
     expected, base = pixels(config, [Column("with", ((file, 0.5),)), Column("base", ())], tmp_path / "columns")
-    sampled = with_options(config, sample_lora=f"{file}:0.5")
+    sampled = with_options(config, sample_lora=(f"{file}:0.5",))
     sheet = generate.generate(sampled, [Column("base", ())], [replace(CAT, sample_steps=2)], tmp_path / "own", quiet)
     picture = Image.open(sheet.files[0][0])
     assert np.array_equal(np.asarray(picture), expected) and not np.array_equal(expected, base)
@@ -63,7 +66,7 @@ def test_it_counts_like_a_file_of_the_column_and_is_named_in_the_picture(given, 
 def test_it_is_off_again_after_a_column(given, tmp_path):  # noqa: F811
     config = given("flux_train_network")
     file = lora_for(config, tmp_path / "fast.safetensors")
-    config = with_options(config, sample_lora=str(file), sample_steps=1)
+    config = with_options(config, sample_lora=(str(file),), sample_steps=1)
     model = generate.open_sampling_model(config, (), quiet)
     generate.ColumnSampler(model, [CAT], config)(Column("base", ()), lambda *_: None)
     (changes,) = model.applied._loras._changes.values()
@@ -224,7 +227,7 @@ def test_values_that_make_no_sense_are_named(values, says):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_missing_file_is_named_before_anything_is_loaded(given, script, tmp_path, monkeypatch):  # noqa: F811
-    config = with_options(given(script), sample_lora=f"{tmp_path / 'gone.safetensors'}:0.5")
+    config = with_options(given(script), sample_lora=(f"{tmp_path / 'gone.safetensors'}:0.5",))
     monkeypatch.setattr(generate, "open_sampling_model", lambda *_: pytest.fail("the model was opened"))
     with pytest.raises(ConfigError, match="sample_lora: .*gone.safetensors does not exist"):
         generate.generate(config, [Column("base", ())], [CAT], tmp_path, quiet)
@@ -258,6 +261,48 @@ def test_another_spelling_of_a_strength_is_answered_with_the_right_one(option, t
     assert problem.fix == ({option: right} if right else {})
     if right:
         assert not read_layers(config_class("flux_train_network"), [Layer({option: right})]).problems
+
+
+FILES = {
+    "a.safetensors:0.8": ("a.safetensors:0.8",),
+    "C:/my loras/fast one.safetensors:0.8": ("C:/my loras/fast one.safetensors:0.8",),
+    '"/my loras/a.safetensors"': ("/my loras/a.safetensors",),
+    "it's.safetensors": ("it's.safetensors",),
+    "a.safetensors:0.8 b.ckpt:-1 someone/adapters/c.safetensors": (
+        "a.safetensors:0.8",
+        "b.ckpt:-1",
+        "someone/adapters/c.safetensors",
+    ),
+    "a.safetensors\nb.safetensors:0.5": ("a.safetensors", "b.safetensors:0.5"),
+    '"/my loras/a.safetensors:0.5" b.safetensors': ("/my loras/a.safetensors:0.5", "b.safetensors"),
+    "": (),
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_loras_for_samples_are_one_or_several_in_every_way(text, tmp_path):
+    cls, expected = config_class("flux_train_network"), FILES[text]
+    for value in (text, [*expected]):  # as a form and an older TOML have it, and as a list
+        read = read_layers(cls, [Layer({"sample_lora": value})]).config
+        assert read.sample.sample_lora == expected
+        stored = tmp_path / "a.toml"
+        stored.write_text(to_toml(read), encoding="utf-8")
+        assert read_layers(cls, [Layer(read_toml(stored))]).config == read
+    option = options_of(cls)["sample_lora"]
+    assert option.read(option.text(expected)) == expected  # what a form shows
+    words = [word for file in expected for word in ("--sample_lora", file)]
+    assert train_script.read_flags(cls, words)[0].get("sample_lora", []) == [*expected]
+
+
+def test_every_file_of_several_is_checked():
+    files = ["a.safetensors:much", "b.safetensors:0", "c.safetensors", "c.safetensors:0.5", "d.safetensors=1"]
+    reading = read_layers(config_class("flux_train_network"), [Layer({"sample_lora": files})])
+    said = [str(problem) for problem in reading.problems]
+    assert len(said) == 3 and not any(problem.fix for problem in reading.problems)
+    for part in ("has the strength 'much'", "names c.safetensors twice", "write d.safetensors:1"):
+        assert any(part in line for line in said)
+    notes = read_layers(config_class("flux_train_network"), [Layer({"sample_lora": files[1:3]})]).notes
+    assert any("strength of 0, so b.safetensors" in str(note) for note in notes)
 
 
 @pytest.mark.parametrize("option", ["sample_lora", "assistant_lora"])

@@ -1,5 +1,7 @@
 """What `kohya sample` refuses in one sentence, before it loads a model."""
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -122,3 +124,41 @@ def test_all_mistakes_of_a_command_are_named_at_once(given, shallow, files, tmp_
     said = capsys.readouterr().err
     assert not [part for part in NAMED[kind] if part not in said] and "Traceback" not in said, said
     assert len(said.strip().splitlines()) == len(NAMED[kind]), said
+
+
+@pytest.mark.parametrize("seed", ["-1", None])
+def test_a_drawn_seed_is_in_the_files_and_makes_the_images_again(given, shallow, tmp_path, seed):  # noqa: F811
+    def generated(folder, *words):
+        options = ["--prompt", "a --w 64 --h 64 --s 1", "--out", str(tmp_path / folder), "--cpu", *words]
+        assert main(["sample", str(shallow.configs[SCRIPT]), *options]) == 0
+        (path,) = (tmp_path / folder).rglob("00_00.png")
+        return Image.open(path)
+
+    given(SCRIPT)
+    drawn = generated("drawn", *(["--seed", seed] if seed else []))
+    used = json.loads(drawn.text["kohya"])["seed"]
+    assert used >= 0 and f"Seed: {used}," in drawn.text["parameters"]
+    assert generated("again", "--seed", str(used)).tobytes() == drawn.tobytes()
+
+
+# The steps that were taken, as one would write them; some samplers predict twice in each, or leave a step out.
+TAKEN = [("heun", 3, 3), ("k_dpm_2_a", 3, 3), ("pndm", 3, 3), ("lcm", 2, 2), ("dpmsolver", 1000, 999)]
+
+
+@pytest.mark.parametrize(("name", "asked", "taken"), TAKEN)
+def test_the_steps_that_were_taken_are_in_the_files(given, shallow, tmp_path, monkeypatch, name, asked, taken):  # noqa: F811
+    from library.families.shared.unet_sampler import UnetSampler
+
+    given("sdxl_train_network")
+    if asked == 1000:  # whose passes take long
+        monkeypatch.setattr(UnetSampler, "latents", lambda self, *requests: torch.zeros(len(requests), 4, 8, 8))
+    line = f"a --w 64 --h 64 --s {asked} --ss {name} --d 1"
+    assert (
+        main(["sample", str(shallow.configs["sdxl_train_network"]), "--prompt", line, "--out", str(tmp_path), "--cpu"])
+        == 0
+    )
+    (path,) = tmp_path.rglob("00_00.png")
+    with Image.open(path) as image:
+        everything = json.loads(image.text["kohya"])
+        assert f"Steps: {taken}," in image.text["parameters"] and everything["sample_steps"] == asked
+        assert everything.get("steps_taken") == (None if taken == asked else taken)

@@ -101,8 +101,8 @@ def test_a_lora_for_samples_comes_from_the_hub_as_well(hub, downloads, shallow, 
     assert not hub.requests, "the check downloads nothing"
     assert len(train(named).events("sample")) == 1
     local = downloads / "adapters" / "a.safetensors"
-    assert base_files.with_local_files(named).sample.sample_lora == f"{local}:0.5"
-    assert base_files.without_remote_files(named).sample.sample_lora is None
+    assert base_files.with_local_files(named).sample.sample_lora == (f"{local}:0.5",)
+    assert base_files.without_remote_files(named).sample.sample_lora == ()
     hub.repositories.clear()
     local.unlink()
     (problem,) = [str(one) for one in preflight.findings(named)[0] if one.option == "sample_lora"]

@@ -388,3 +388,39 @@ def test_a_file_without_a_prompt_says_how_its_format_has_one(tmp_path, name, tex
     with pytest.raises(ConfigError) as error:
         prompts.read_prompts(write(tmp_path, name, text))
     assert str(error.value) == f"sample_prompts: {says}"
+
+
+LONG_PROMPTS = {
+    "options": ("p.txt", "a" + " --w 64" * 100_000, "p.txt, line 1 has 100,000 options, and a prompt has at most 200"),
+    "names": ("p.txt", "a" + " --zz 1" * 201, "p.txt, line 1 has 201 options"),
+    "letters": ("p.txt", "#\n" + "a" * 20_001, "p.txt, line 2 has 20,001 characters, and a prompt has at most 20000"),
+    "text in a list": ("p.json", json.dumps(["a" + " --d 1" * 201]), "p.json, entry 1 has 201 options"),
+    "references": (
+        "p.json",
+        json.dumps([{"prompt": "a", "control_image_path": ["x.png"] * 500}]),
+        "p.json, entry 1 has 501 options",
+    ),
+    "keys": ("p.toml", "[[prompt.subset]]\n" + "".join(f"k{i} = 1\n" for i in range(300)), "subset 1 has 300 options"),
+    "prompts": ("p.txt", "a\n" * 10_001, "p.txt holds 10,001 prompts, and at most 10000 are read"),
+}
+
+
+@pytest.mark.parametrize("what", LONG_PROMPTS)
+def test_more_than_a_prompt_can_have_is_one_sentence(tmp_path, what):
+    name, text, said = LONG_PROMPTS[what]
+    path = write(tmp_path, name, text)
+    with pytest.raises(ConfigError) as found:
+        prompts.read_prompts(path)
+    assert said in str(found.value) and len(found.value.problems) == 1 and len(str(found.value)) < 200
+    with pytest.raises(ConfigError, match="has at most|are read"):
+        prompt_rows.prompt_rows_of_file(path)
+    if what in ("options", "letters"):
+        (line,) = [line for _, line in prompts.prompt_lines(text)]
+        with pytest.raises(ConfigError, match=r"row 1: has .*, and a prompt has at most"):
+            prompt_rows.rows_as_text([{"prompt": line}])
+
+
+def test_as_much_as_a_prompt_can_have_is_read(tmp_path):
+    (read,) = prompts.read_prompts(write(tmp_path, "p.txt", "a" + " --ci x.png" * 200))
+    assert len(read.control_image_path) == 200
+    assert len(prompts.read_prompts(write(tmp_path, "q.txt", "a\n" * 10_000))) == 10_000

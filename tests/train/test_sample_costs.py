@@ -151,7 +151,7 @@ def test_memory_counts_batches_and_the_lora(demo, prompts, tmp_path):
     one = peak()
     assert peak(sample_batch_size=1) == one < peak(sample_batch_size=8)
     save_file({"a": torch.zeros(2**20)}, tmp_path / "a.safetensors")
-    assert peak(sample_lora=f"{tmp_path / 'a.safetensors'}:0.5") > one + 0.9 * 4 / 1024
+    assert peak(sample_lora=(f"{tmp_path / 'a.safetensors'}:0.5",)) > one + 0.9 * 4 / 1024
     tight = replace(needs, memory=peak(sample_batch_size=8) / 2)
     (said,) = preview_memory.sentences(tight, replace_options(config, sample_batch_size=8))
     assert said[0] in ("hint", "ok")

@@ -1,6 +1,7 @@
 """A LoRA for samples leaves a training as if it had never been there, however the training keeps its weights."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from library import families
 from library.check import preflight
 from library.config.building import draft
-from library.config.schema import option_values
+from library.config.schema import option_values, options_of
 from library.methods import find_method_problems, targets
 from library.sampling import few_steps
 from library.train.evaluation import samples
@@ -95,6 +96,29 @@ def test_weights_and_losses_are_those_of_a_training_without_it(demo, squares, tm
     compare(demo, squares, tmp_path, watched, script, how)
 
 
+@pytest.mark.parametrize("script", LORAS)
+def test_several_files_act_together_and_are_all_gone_afterwards(demo, squares, tmp_path, watched, script):
+    values, first = values_of(demo, script, tmp_path, train_data_dir=squares)
+    second = tmp_path / "second style.safetensors"
+    lora_file(second, block_layers(families.family_for(config_of(demo, script))), seed=1)
+
+    def trained(name, *files):
+        return train(config_of(demo, script, output_dir=tmp_path / name, sample_lora=[*files], **values))
+
+    runs = [trained("plain"), trained("one", first), trained("other", f"{second}:0.5")]
+    watched.clear()
+    both = trained("both", first, f"{second}:0.5")
+    assert len(watched) == 6 and watched[::2] == watched[1::2]
+    assert all(run.losses == both.losses for run in runs)
+    pictures = [Image.open(run.events("sample")[0]["file"]) for run in (*runs, both)]
+    assert len({picture.tobytes() for picture in pictures}) == 4
+    assert [lora["file"] for lora in json.loads(pictures[3].text["kohya"])["loras"]] == [
+        "fast.safetensors",
+        second.name,
+    ]
+    assert all(torch.equal(both.tensors()[name], tensor) for name, tensor in runs[0].tensors().items())
+
+
 @several_blocks
 @pytest.mark.parametrize(("script", "number"), SWAPPED)
 def test_swapped_blocks_are_left_alone(demo, squares, tmp_path, watched, script, number):
@@ -115,7 +139,8 @@ def test_prompts_with_more_steps_of_their_own_are_named(demo, squares, tmp_path)
 def test_a_strength_that_is_no_number_is_one_problem(demo, squares, tmp_path, option):
     values, _ = values_of(demo, "flux_train_network", tmp_path, train_data_dir=squares, output_dir=tmp_path / "out")
     config = config_of(demo, "flux_train_network", **values)
-    config = draft(type(config), {**option_values(config), option: "gone.safetensors:nan"})
+    value = options_of(type(config))[option].read("gone.safetensors:nan")
+    config = draft(type(config), {**option_values(config), option: value})
     (said,) = [*few_steps.setting_problems(config), *find_method_problems(config), *_rules(config)]
     assert str(said) == f"{option} has the strength 'nan', which is not a number; write gone.safetensors:0.8"
 

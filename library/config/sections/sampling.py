@@ -10,7 +10,7 @@ from library.config.reading import parse_count, positive_or_off
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.sections.outputs import Sample
-from library.config.strengths import strength_notes, strength_problems
+from library.config.strengths import repeated_files, split_files, strength_notes, strength_problems
 from library.config.values import parse_finite, quoted, to_int
 
 MAX_STEPS = 1000
@@ -106,11 +106,12 @@ class Sampling(Sample):
         label="Attention for samples",
         advanced=True,
     )
-    sample_lora: str | None = opt(
-        None,
-        "A LoRA for few steps, applied only to samples. Add a strength as in FILE:0.8.",
+    sample_lora: tuple[str, ...] = opt(
+        (),
+        "LoRAs for samples alone, as for few steps. Add a strength as in FILE:0.8.",
         label="LoRA for samples",
-        kind="file",
+        kind="files",
+        split=split_files,
         weighted=True,
     )
 
@@ -130,11 +131,16 @@ class Sampling(Sample):
             )
         if len(levels) > MAX_STEPS:
             yield Problem("sample_sigmas", "has more noise levels than {most}; write fewer", most=MAX_STEPS)
-        yield from strength_problems("sample_lora", self.sample_lora)
+        for file in self.sample_lora:
+            problems = strength_problems("sample_lora", file)
+            # A fix is one file, which would replace the others, too.
+            yield from (problem.replaced(fix={}) for problem in problems) if self.sample_lora[1:] else problems
+        yield from repeated_files("sample_lora", self.sample_lora)
 
     def notes(self, run: RunConfig) -> Iterator[Problem]:
         """Remark on a LoRA of strength 0, and on a single noise level, which only a LoRA for one step needs."""
-        yield from strength_notes("sample_lora", self.sample_lora)
+        for file in self.sample_lora:
+            yield from strength_notes("sample_lora", file)
         if len(self.sample_sigmas) == 1 and not self.sample_lora:
             yield Problem(
                 "sample_sigmas",

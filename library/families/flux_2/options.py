@@ -21,6 +21,7 @@ INEFFECTIVE = {"max_token_length": "captions of FLUX.2 are as long as 512 tokens
 
 INEFFECTIVE_RULES: tuple[Rule, ...] = (
     ("guidance_scale", lambda c: c.model.model_version in (None, "dev"), "there is no guidance in klein"),
+    ("sample_guidance_scale", lambda c: c.model.model_version == "dev", "there is no guidance in klein"),
 )
 
 # Flags of musubi-tuner that are not needed here.

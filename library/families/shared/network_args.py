@@ -306,15 +306,17 @@ def _shape(name: str, x: float) -> float:
 
 
 def indices(text: str) -> frozenset[int] | None:
-    """Parse {0, 1, 2, 3, 5} from "0-3,5"; None, which means no limit, from "all"; the empty set from "none"."""
+    """Parse {0, 1, 2, 3, 5} from "0-3,5"; None, which means no limit, from "all"; the empty set from "none" or "", as
+    in sd-scripts.
+    """
     text = text.strip()
-    if text in ("all", ""):
+    if text == "all":
         return None
-    if text == "none":
+    if text in ("none", ""):
         return frozenset()
     numbers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", part)
         if not match or (match[2] and int(match[2]) < int(match[1])):
             raise ConfigError('must be "all", "none" or like "0-3,5", got {text}', text=quoted(text))
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))

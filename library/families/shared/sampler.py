@@ -64,9 +64,13 @@ class Sampler(ABC):
     def is_guided(self, request: SampleRequest) -> bool:
         """Return whether classifier-free guidance is used."""
 
+    def count_steps(self, request: SampleRequest) -> int:
+        """Return how many steps an image takes."""
+        return len(request.sigmas) or request.steps
+
     def count_passes(self, request: SampleRequest) -> int:
         """Return how often the denoiser predicts until an image is there, for all prompts of guidance together."""
-        return len(request.sigmas) or request.steps
+        return self.count_steps(request)
 
     def batch_key(self, request: SampleRequest) -> Hashable:
         """Return what requests must have in common to be denoised in one batch; None for one that is denoised alone."""

@@ -77,25 +77,27 @@ def scheduler(name: str | None, v_prediction: bool, terminal_zero: bool = False)
     return cls(**{name: value for name, value in (options | changes).items() if name in parameters})
 
 
-def set_noise_levels(steps: Any, request: SampleRequest) -> None:
-    """Set a scheduler's steps: those of the request's sigmas, else its own."""
+def set_noise_levels(steps: Any, request: SampleRequest) -> int:
+    """Set a scheduler's steps: those of the request's sigmas, else its own. Returns how many there are."""
     # They stay on the host, where the scheduler computes with single numbers.
     if not request.sigmas:
         # LCM takes its steps from those of a distillation, and refuses to take more than there are.
         own = {"original_inference_steps": max(request.steps, LCM_STEPS)} if request.sampler_name in RENOISING else {}
         steps.set_timesteps(request.steps, **own)
         # Near 1000 steps, rounding may repeat a level, and multistep samplers would divide by the distance of the two.
-        fewer = request.steps
+        taken = request.steps
         while not _falls_steadily(steps):
-            fewer -= 1
-            steps.set_timesteps(fewer, **own)
-    elif request.sampler_name in RENOISING:
+            taken -= 1
+            steps.set_timesteps(taken, **own)
+        return taken
+    if request.sampler_name in RENOISING:
         alphas = steps.alphas_cumprod.double()
         levels = ((1 - alphas) / alphas).log().numpy() / 2
         positions = np.interp(np.log(request.sigmas), levels, np.arange(len(levels)))
         steps.set_timesteps(timesteps=positions.round().astype(int).tolist())
     else:
         steps.set_timesteps(sigmas=[*request.sigmas, 0.0])
+    return len(request.sigmas)
 
 
 def _falls_steadily(steps: Any) -> bool:
@@ -184,17 +186,19 @@ class UnetSampler(Sampler):
         key = super().batch_key(request)
         return key and (key, self._chunks([request.negative, request.prompt]))
 
-    def count_passes(self, request: SampleRequest) -> int:
-        return len(self._schedule(request).timesteps)  # some samplers predict twice per step
+    def count_steps(self, request: SampleRequest) -> int:
+        return self._schedule(request)[1]
 
-    def _schedule(self, request: SampleRequest) -> Any:
-        """Return the scheduler of a request, with its steps."""
+    def count_passes(self, request: SampleRequest) -> int:
+        return len(self._schedule(request)[0].timesteps)  # some samplers predict twice per step
+
+    def _schedule(self, request: SampleRequest) -> tuple[Any, int]:
+        """Return the scheduler of a request, with its steps, and how many these are."""
         config, name = self.family.config, request.sampler_name
         if request.sigmas and name not in RENOISING:
             name = "euler"  # the others have steps of their own
         steps = scheduler(name, config.model.v_parameterization, config.noise.zero_terminal_snr)
-        set_noise_levels(steps, request)
-        return steps
+        return steps, set_noise_levels(steps, request)
 
     def latents(self, *requests: SampleRequest) -> Tensor:
         """Denoise from seeded noise, all prompts in one batch; float32 [N, 4, h, w] in the model's units."""
@@ -204,7 +208,7 @@ class UnetSampler(Sampler):
         height, width = self.size(request)
         texts = self.in_batches(self.text(requests, device))
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=torch.float32, device=device)
-        steps = self._schedule(request)
+        steps, _ = self._schedule(request)
         times = steps.timesteps.float().to(device)
         channels = denoiser.config.in_channels
         shape = 1, channels, height // 8, width // 8

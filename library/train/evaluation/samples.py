@@ -20,16 +20,17 @@ from library.data.images import ImageSet
 from library.distributed.world import World
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared.vae_memory import is_out_of_memory
-from library.files import UnwritableError, clear_errors, write_atomic
+from library.files import UnwritableError, clear_errors
 from library.memory.prepare import is_sharded
 from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
-from library.sampling import caption_prompts, few_steps, prompts
+from library.sampling import caption_prompts, few_steps, plan, prompts
 from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.prompts import Prompt
-from library.sampling.requests import request_of
+from library.sampling.requests import imageless_request, request_of
+from library.sampling.sheet import save_image
 from library.train import beside
 from library.train.evaluation.validation import cancel_check, in_evaluation_mode, without_learning
 from library.train.journal import Journal
@@ -64,6 +65,7 @@ class SampleRunner:
         sample = config.sample
         self.wanted = sample.wanted  # the user may request samples at any time
         self._prompts: list[Prompt] = []
+        self._seeded: list[Prompt] = []  # the same with a seed each, of the samples that are generated now
         self._decoded_by = ""
         self._sizer: BatchSizer | None = None
         self._all_encoded = False  # whether all prompts are encoded, so that freed text encoders are not needed
@@ -172,6 +174,7 @@ class SampleRunner:
         training.step_log.settle()
         began = time.monotonic()
         changed = self._reread(training.world, training.journal)
+        self._seeded = self._with_seeds(self._prompts if changed is None else changed, training.world)
         paths: dict[int, Path] = {}
         failures: Failures = []
         try:
@@ -191,6 +194,11 @@ class SampleRunner:
                 lambda: training.journal.previewed(training.clock.step, pictures, seconds), NOT_LISTED, training
             )
 
+    def _with_seeds(self, written: list[Prompt], world: World) -> list[Prompt]:
+        """Return the prompts with a new seed where none is written, the same in all processes."""
+        seeded = prompts.with_drawn_seeds(written)
+        return seeded if seeded == written else world.gather(seeded)[0]
+
     def _generate(self, training: Training, paths: dict[int, Path], failures: Failures) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
@@ -199,7 +207,7 @@ class SampleRunner:
         # Processes with shards of one model generate each image together.
         own = [
             numbered
-            for numbered in enumerate(self._prompts)
+            for numbered in enumerate(self._seeded)
             if training.method.shards or numbered[0] % world.ranks == world.rank
         ]
         self._sampler.live = live_encoders(self._components, training.method, cached=True)
@@ -293,7 +301,7 @@ class SampleRunner:
             for number, path in paths.items():
                 if rank != world.rank and path.is_file():  # missing if it is on another machine
                     with Image.open(path) as image:
-                        journal.sampled(training.clock.step, number, path, image, self._prompts[number])
+                        journal.sampled(training.clock.step, number, path, image, self._seeded[number])
 
     def _reread(self, world: World, journal: Journal) -> list[Prompt] | None:
         """Return the changed prompts of the file, None without changes; the first process reads it for all."""
@@ -331,10 +339,10 @@ class SampleRunner:
         """Save a generated image, and report it."""
         if training.method.shards and not training.world.main:
             return
-        prompt = self._prompts[number]
+        prompt = self._seeded[number]
         path = self._path(number, prompt, training.clock)
         try:
-            write_atomic(path, image.save)
+            save_image(image, path, self._metadata(prompt))
         except UnwritableError as error:
             # Names all samples, so that one warning is enough for those that fail alike.
             with clear_errors(path.with_name(f"*{path.suffix}")):
@@ -342,18 +350,23 @@ class SampleRunner:
         paths[number] = path
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 
+    def _metadata(self, prompt: Prompt) -> dict[str, str]:
+        """Return the texts in a sample's file: what it takes to generate it again with the file of its step."""
+        steps = self._sampler.count_steps(imageless_request(prompt))
+        shown = plan.Column("", tuple(few_steps.sample_lora(self._config).items()))
+        return plan.image_metadata(prompt, steps, shown, str(self._config.model.pretrained_model_name_or_path))
+
     def _path(self, number: int, prompt: Prompt, clock: Clock) -> Path:
-        """<output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>[_<seed>].png, as upstream names them.
+        """<output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>_<seed>.png, as upstream names them.
 
         Before the first step it is e000000.
         """
         save = self._config.save
         by_epoch = self._config.sample.sample_every_n_epochs or not clock.step
         when = f"e{clock.epoch if clock.step else 0:06d}" if by_epoch else f"{clock.step:06d}"
-        seed = "" if prompt.seed is None else f"_{prompt.seed}"
         name = f"{save.output_name}_" if save.output_name else ""
         moment = time.strftime("%Y%m%d%H%M%S")
-        return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}{seed}.png"
+        return Path(save.output_dir or "") / "sample" / f"{name}{when}_{number:02d}_{moment}_{prompt.seed}.png"
 
 
 def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:

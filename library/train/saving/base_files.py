@@ -27,7 +27,9 @@ def without_remote_files(config: RunConfig) -> RunConfig:
     remote = [option for option, _ in _hub_names(config)]
     for option in _lora_options(config):
         if option in remote:
-            config = hub_files.with_value(config, option, None)
+            value = option_values(config)[option]
+            here = tuple(text for text in value or () if not is_file_id(split_strength(text)[0]))
+            config = hub_files.with_value(config, option, None if isinstance(value, str) else here)
     if BASE_WEIGHTS_OPTION not in remote or not isinstance(config, AdapterRun):
         return config
     pairs = [
@@ -73,13 +75,13 @@ def _hub_names(config: RunConfig) -> Iterator[tuple[str, str]]:
     if isinstance(config, AdapterRun):
         yield from ((BASE_WEIGHTS_OPTION, name) for name in config.network.base_weights if is_file_id(name))
     for option in _lora_options(config):
-        file, _ = split_strength(option_values(config)[option] or "")
-        if is_file_id(file):
-            yield option, file
+        value = option_values(config)[option] or ()
+        files = [split_strength(text)[0] for text in ((value,) if isinstance(value, str) else value)]
+        yield from ((option, file) for file in files if is_file_id(file))
 
 
 def _lora_options(config: RunConfig) -> Iterator[str]:
-    """Yield the options of a single LoRA that this training applies."""
+    """Yield the options of LoRAs with strengths that this training applies."""
     if isinstance(config, AdapterRun):
         yield "assistant_lora"
     if config.sample.wanted:
