@@ -169,7 +169,7 @@ def test_only_text_files_inside_the_roots_are_read_and_written(save, tmp_path, t
 
 def test_a_row_says_what_its_line_says():
     for text in ("a cat --d 1 --w 64 --fs 3 --zz 1 --n no", "plain", "a --w x --h 8"):
-        (row,) = [prompt_rows._row_of_line(text)]
+        (row,) = [prompt_rows._row_of_line(text, 1)]
         assert prompt_files.parse_line(prompt_rows.prompt_line(row)) == prompt_files.parse_line(text)
 
 
