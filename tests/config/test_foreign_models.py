@@ -72,3 +72,19 @@ def test_names_of_simpletuners_guides_are_read():
     result = importers.import_content(guide, CONFIGS)
     assert differing(option_values(result.config), {"network_dim": 5, "gradient_checkpointing": False}) == {}
     assert {"network_rank", "use_gradient_checkpointing"} <= {outcome.key for outcome in result.outcomes}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ours", "arguments"),
+    [
+        ("LoraEasyCustomOptimizer.compass.Compass", "AdamW", ("weight_decay=0.1",)),
+        ("LPFAdamW", "AdamW", ("weight_decay=0.1",)),
+        ("LoraEasyCustomOptimizer.came.CAME", "CAME", ("weight_decay=0.1", "amp_fac=2")),
+    ],
+)
+def test_an_optimizer_of_another_program_alone_becomes_the_nearest(optimizer, ours, arguments):
+    args = {"sdxl": True, "optimizer_type": optimizer, "optimizer_args": {"weight_decay": "0.1", "amp_fac": "2"}}
+    result = importers.import_content({"optimizer_args": {"args": args}}, CONFIGS)
+    values = option_values(result.config)
+    assert (values["optimizer_type"], values["optimizer_args"]) == (ours, arguments)
+    assert [note for note in result.notes if "amp_fac" in str(note)] or ours == "CAME"
