@@ -18,7 +18,7 @@ from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_names, problem_from_json
 from library.config.schema import flatten_sections, option_values
-from library.importers import Imported, parse_file
+from library.importers import Imported, is_command, parse_file
 
 APPLIED = "The form now has the settings of this text, for {family} ({changes})."
 NAME = "config.toml"  # of the text in messages
@@ -97,7 +97,7 @@ def _file(text: str, script: str = "config") -> Iterator[Path]:
     """A file with the text, named after the script of the form, which it is for unless it names another."""
     # Importers read files, by one reader with limits for all that comes from outside.
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{script}.toml"
+        path = Path(folder) / f"{script}{'.sh' if is_command(text) else '.toml'}"  # a pasted command is read, too
         path.write_text(text, encoding="utf-8", newline="")
         yield path
 

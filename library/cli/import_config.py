@@ -30,9 +30,9 @@ def main(argv: list[str]) -> int:
     parser = Arguments(
         "kohya import",
         description="Turn the settings of kohya_ss, OneTrainer or SimpleTuner (JSON), of sd-scripts, musubi-tuner, "
-        "diffusion-pipe, lora-scripts or LoRA_Easy_Training_Scripts (TOML), of ai-toolkit (YAML), or the metadata of a "
-        "LoRA (safetensors) into a TOML for this trainer, and say what became of every key. Without -o the TOML is "
-        "printed, and the report goes to stderr.",
+        "diffusion-pipe, lora-scripts or LoRA_Easy_Training_Scripts (TOML), of ai-toolkit (YAML), a command that "
+        "trains (sh, bat, cmd, ps1, txt), or the metadata of a LoRA (safetensors) into a TOML for this trainer, and "
+        "say what became of every key. Without -o the TOML is printed, and the report goes to stderr.",
     )
     parser.add_argument("file", type=Path, help="the file with the settings, or a LoRA")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")

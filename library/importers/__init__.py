@@ -2,6 +2,7 @@
 
 from library.importers.adapter_file import with_header
 from library.importers.builder import Configs
+from library.importers.command_line import is_command
 from library.importers.files import (
     FLAT,
     SUFFIXES,

@@ -130,7 +130,7 @@ def _aitoolkit_script(flat: JsonMapping) -> str:
         family = "flux_2"
     other = next((model for word, model in AITOOLKIT_TABLES["other_models"].items() if word in name.casefold()), "")
     if not family or (other and family in ("flux", "sd15")):
-        model = other or arch or name or "a model that it does not name"
+        model = other or AITOOLKIT_TABLES["other_archs"].get(arch, arch) or name or "a model that it does not name"
         raise other_model_error(TRAINER, model)
     return script_of_family(family, any(key.startswith("network.") for key in flat))
 

@@ -22,6 +22,7 @@ from library.importers.shared import (
 TRAINER = "LoRA_Easy_Training_Scripts"
 APPLIES_EXIF = False  # as sd-scripts
 EASY_TABLES = load_tables("easy_scripts")
+SHARED_ARGUMENTS = ("betas", "eps", "weight_decay")  # of an optimizer and the nearest to it
 ARGUMENT_TABLES = {"args", "dataset_args"}
 SUBSET = {field.name for field in dataclasses.fields(SubsetConfig)}
 REPLACED = "${replace}"  # in names and folders, for easy_name
@@ -113,13 +114,20 @@ def _import_easy_network(builder: ImportBuilder) -> None:
 
 def _import_easy_optimizer(builder: ImportBuilder) -> None:
     their_name = str(builder.get("optimizer_type") or "")
-    if "." in their_name or their_name:
+    is_same = True
+    if their_name:
         name, why = equivalent_optimizer(their_name.rpartition(".")[2])
+        is_same = not why
         builder.change("optimizer_type", why or equal(their_name, name), {"optimizer_type": name})
     for key in ("optimizer_args", "lr_scheduler_args"):
         if isinstance(settings := builder.get(key), Mapping):
-            arguments = optimizer_args(settings)
-            builder.change(key, f"{key} = {' '.join(arguments)}", {key: arguments})
+            of_both = is_same or key != "optimizer_args"
+            shared = {name: value for name, value in settings.items() if of_both or name in SHARED_ARGUMENTS}
+            values = {key: optimizer_args(shared)}
+            builder.change(key, describe(values), values)
+            left = ", ".join(name for name in settings if name not in shared)
+            if left:
+                builder.notes.append(Message("only {optimizer} has {names}", optimizer=their_name, names=left))
     schedule = str(builder.get("lr_scheduler_type") or "")
     if near := EASY_TABLES["schedules"].get(schedule.rpartition(".")[2]):
         builder.change(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from library.importers import (
     adapter_file,
     aitoolkit,
     aitoolkit_data,
+    command_line,
     diffusion_pipe,
     diffusion_pipe_data,
     easy_scripts,
@@ -28,7 +30,7 @@ from library.importers import (
     simpletuner_data,
 )
 from library.importers.builder import Configs, settle_values
-from library.importers.named_files import MayRead, everything, with_named_files
+from library.importers.named_files import MayRead, everything, with_config_file, with_named_files
 from library.importers.result import Imported
 from library.importers.shared import load_tables, tables_of_list
 
@@ -48,7 +50,7 @@ IMPORTERS = (
 DATASETS = {musubi: musubi, aitoolkit_data: aitoolkit, diffusion_pipe_data: diffusion_pipe}
 FLAT = flat.TRAINER
 PROGRAMS = (*(reader.TRAINER for reader in IMPORTERS), FLAT)
-SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors")
+SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors", *command_line.SUFFIXES)
 
 
 def import_file(
@@ -61,6 +63,8 @@ def import_file(
     ConfigError for any other file, and for an unsupported model.
     """
     path = Path(path)
+    if path.suffix.lower() in command_line.SUFFIXES:
+        return _import_command(path, configs, script, may_read)
     file = parse_file(path)
     refuse_data(file, path)
     if path.suffix.lower() != ".toml" and not of_others(file):
@@ -72,6 +76,18 @@ def import_file(
     return import_content(
         with_named_files(file, path, may_read), configs, script or script_in_name(path, configs), preferred
     )
+
+
+def _import_command(path: Path, configs: Configs, script: str, may_read: MayRead) -> Imported:
+    """Convert the command in a file, with the settings of the files that it names."""
+    command = command_line.read_command(path)
+    settings = with_named_files(with_config_file(command.flags, path, may_read), path, may_read)
+    is_known = command.script in configs
+    if not (script or is_known or any(reader.recognises(settings) for reader in IMPORTERS)):
+        template = "{script}.py is not a script whose flags are read here: those of {programs} are"
+        raise ConfigError(template, script=command.script, programs=f"{FLAT}, {musubi.TRAINER}")
+    imported = import_content(settings, configs, script or (command.script if is_known else ""))
+    return replace(imported, notes=(*command.notes, *imported.notes))
 
 
 def refuse_data(settings: JsonMapping, path: Path) -> None:
@@ -159,12 +175,14 @@ def of_others(settings: JsonMapping) -> bool:
 
 
 def parse_file(path: Path) -> JsonObject:
-    """Parse a JSON, TOML or YAML file, or the header of a LoRA. Raises ConfigError when that fails."""
+    """Parse a JSON, TOML or YAML file, a command, or the header of a LoRA. Raises ConfigError when that fails."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return load_toml(path)
     if suffix == ".safetensors":
         return adapter_file.load_header(path)
+    if suffix in command_line.SUFFIXES:
+        return command_line.read_command(path).flags
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
     if not read_outside_text(path).strip():

@@ -1,12 +1,13 @@
 """Import flat TOML files of sd-scripts: current option names, and old ones or those of forks."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from library.config import building, schema
 from library.config.converted import OLD_BLOCKS, convert_blocks_to_swap
-from library.config.json_types import JsonMapping
+from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
+from library.config.reading import parse_resolution
 from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of
 from library.config.values import did_you_mean
@@ -15,6 +16,9 @@ from library.importers.shared import load_tables, other_model_error, own_name
 
 TRAINER = "sd-scripts"
 APPLIES_EXIF = False  # as sd-scripts
+MOST_OF_SD15 = 640  # pixels of a side; files for SDXL have 768 or more
+RATES_OF_ENCODERS = ("text_encoder_lr1", "text_encoder_lr2")  # in guides of sd-scripts, for SDXL
+DESCRIBES = "it describes the preset"
 SD_SCRIPTS_TABLES = load_tables("sd_scripts")
 
 
@@ -22,7 +26,8 @@ def read_flat_file(
     flat: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
 ) -> ImportBuilder:
     """Convert every key of a flat file to our values and an outcome. `preferred`: scripts to choose if several fit."""
-    flat = schema.flatten_sections(flat)
+    described = _description_of_preset(flat)
+    flat = schema.flatten_sections(_without_repeats(flat))
     _refuse_other_training(flat, configs, script)
     guess = ""
     if not script:
@@ -37,6 +42,11 @@ def read_flat_file(
         elif key == "torch_compile":
             text = "is compile, which compiles block by block and leaves the saved names alone"
             builder.change(key, text, {"compile": value})
+        elif key in described:
+            builder.ignore(key, DESCRIBES)
+        elif key in RATES_OF_ENCODERS and {"text_encoder_lr", *RATES_OF_ENCODERS} - flat.keys() == {"text_encoder_lr"}:
+            rates = [flat[name] for name in RATES_OF_ENCODERS]
+            builder.change(key, "text_encoder_lr takes one rate for each text encoder", {"text_encoder_lr": rates})
         elif key in OLD_BLOCKS and builder.family == "flux":
             convert_old_blocks(builder, OLD_BLOCKS, is_set=builder.get("blocks_to_swap") is not None)
         elif key in aliases:
@@ -44,6 +54,26 @@ def read_flat_file(
         else:
             builder.keep(key)
     return builder
+
+
+def _without_repeats(settings: JsonMapping) -> JsonObject:
+    """Leave out what a table repeats with the value of one before it, which sd-scripts accepts."""
+    seen: JsonObject = {}
+    kept: JsonObject = {}
+    for title, table in settings.items():
+        inner = table if isinstance(table, Mapping) else {title: table}
+        left = {key: value for key, value in inner.items() if key not in seen or seen[key] != value}
+        seen |= left
+        if left or not inner:
+            kept[title] = left if isinstance(table, Mapping) else table
+    return kept
+
+
+def _description_of_preset(settings: JsonMapping) -> set[str]:
+    """Return the keys that describe a preset of lora-scripts, one that leaves the kind of training open."""
+    description = settings.get("metadata")
+    is_preset = isinstance(description, Mapping) and isinstance(settings.get("data"), Mapping)
+    return {*description} if is_preset else set()
 
 
 def convert_old_blocks(builder: ImportBuilder, keys: Iterable[str], is_set: bool) -> None:
@@ -94,6 +124,17 @@ def _family_of_name(settings: JsonMapping) -> str:
     name = own_name(settings.get("pretrained_model_name_or_path"))
     families_by_word = SD_SCRIPTS_TABLES["family_names"].items()
     return next((family for word, family in families_by_word if re.search(word, name)), "")
+
+
+def _is_small(settings: JsonMapping) -> bool:
+    """Return whether images are of a size for which SD 1.5 is made, and nothing speaks for SDXL."""
+    try:
+        sizes = parse_resolution(settings.get("resolution"))
+    except ConfigError:
+        return False
+    is_named = "xl" in own_name(settings.get("pretrained_model_name_or_path"))
+    caches_captions = is_on(settings.get("cache_text_encoder_outputs"))  # in sd-scripts, SD 1.5 cannot
+    return not (is_named or caches_captions) and max(max(size) for size in sizes) <= MOST_OF_SD15
 
 
 def refuse_module(settings: JsonMapping, configs: Configs) -> None:
@@ -149,9 +190,9 @@ def find_best_script(settings: JsonMapping, configs: Configs, preferred: Sequenc
     if chosen := next((script for script in preferred if script in fitting), ""):
         return chosen
     if len(fitting) > 1:
-        # FLUX.1 needs options for its own files. A file without any of them is for SDXL, unless its model's name says
-        # otherwise.
-        named = _family_of_name(settings) or "sdxl"
+        # FLUX.1 needs options for its own files. A file without any of them is for SDXL, unless its model's name or the
+        # size of its images says otherwise.
+        named = _family_of_name(settings) or ("sd15" if _is_small(settings) else "sdxl")
         fitting = [script for script in fitting if family_of_script(script) == named] or fitting
     if len(fitting) > 1:
         fitting = [*configs_of_kind(settings, {script: configs[script] for script in fitting})] or fitting

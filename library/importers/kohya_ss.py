@@ -7,6 +7,7 @@ from library.config.problems import ConfigError, Message, MessageLike, option_na
 from library.config.values import split_words
 from library.importers import flat, kohya_adapters, kohya_folders, kohya_launch, kohya_learning
 from library.importers.builder import UNETS, ImportBuilder, family_of_script, is_empty, is_on, to_number
+from library.importers.command_line import flag_value, flags_of
 from library.importers.shared import chooses_chroma, load_tables, other_model_error, say_nearest
 
 TRAINER = "kohya_ss"
@@ -290,7 +291,7 @@ def read_typed_flags(builder: ImportBuilder) -> None:
         typed["compile"] = []
         if backend and str(backend).casefold() != "no":
             typed.setdefault("compile_backend", [str(backend)])
-    values = {name: _flag_value(items) for name, items in typed.items()}
+    values = {name: flag_value(items) for name, items in typed.items()}
     if not values:
         builder.ignore("additional_parameters", "there is no --flag in it")
         return
@@ -308,18 +309,4 @@ def read_typed_flags(builder: ImportBuilder) -> None:
 
 def split_flags(text: str) -> dict[str, list[str]]:
     """Split `--seed 5 --network_args a=1 b=2` into flags with their values; under "" what precedes the first flag."""
-    values_by_flag: dict[str, list[str]] = {}
-    for token in split_words(text):
-        if token.startswith("--"):
-            name, equals, value = token[2:].partition("=")
-            values_by_flag[name] = [value] if equals else []
-        else:
-            values_by_flag.setdefault(next(reversed(values_by_flag), ""), []).append(token)
-    return values_by_flag
-
-
-def _flag_value(words: list[str]) -> bool | str | list[str]:
-    """Return the value of a flag with these words behind it: True without any."""
-    if not words:
-        return True
-    return words if len(words) > 1 else words[0]
+    return flags_of(split_words(text))

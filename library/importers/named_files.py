@@ -10,6 +10,7 @@ from typing import Any
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
 from library.config.problems import ConfigError
+from library.config.schema import flatten_sections
 from library.importers import diffusion_pipe, diffusion_pipe_data, musubi, onetrainer, simpletuner
 
 MayRead = Callable[[Path], bool]
@@ -44,6 +45,16 @@ def with_named_files(settings: JsonObject, path: Path, may_read: MayRead = every
         data = _read_named_file(settings, "dataset_config", origin, ".toml")
         return {**settings, "dataset_config": data} if data and musubi.is_dataset(data) else settings
     return settings
+
+
+def with_config_file(flags: JsonObject, path: Path, may_read: MayRead = everything) -> JsonObject:
+    """Lay the flags of a command over the settings in the file that its --config_file names, as scripts do."""
+    name = str(flags.get("config_file") or "")
+    named = {"config_file": name if name.lower().endswith(".toml") else f"{name}.toml"}
+    data = _read_named_file(named, "config_file", Origin(path, may_read), ".toml") if name else None
+    if not isinstance(data, dict):
+        return flags
+    return {**flatten_sections(data), **{key: value for key, value in flags.items() if key != "config_file"}}
 
 
 @dataclass(frozen=True, slots=True)

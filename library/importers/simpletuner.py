@@ -134,6 +134,8 @@ def _import_simpletuner_model(builder: ImportBuilder) -> None:
     kind, flavour = str(builder.get("model_family")), str(builder.get("model_flavour") or "")
     models = SIMPLETUNER_TABLES["models"].get(kind, {})
     key = "pretrained_model_name_or_path"
+    named = Message("{option} names the model", option=option_name(key)) if builder.get(key) else "chooses the model"
+    builder.explain(named, "model_flavour")
     base = builder.get(key) or models.get(flavour)
     if not base and flavour and models:
         builder.problems.append(_unnamed_model(flavour, key))

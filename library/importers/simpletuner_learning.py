@@ -219,14 +219,26 @@ def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
         )
         values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
     values |= {"discrete_flow_shift": shift} if shifted else {}
-    if builder.family == "flux" and builder.get("model_family") != "chroma":
-        mode = str(builder.get("flux_guidance_mode") or "constant")
-        scale = builder.number("flux_guidance_value")
-        values["guidance_scale"] = 1.0 if scale is None or mode != "constant" else scale
-        builder.explain("is guidance_scale", "flux_guidance_mode", "flux_guidance_value")
+    values |= _import_simpletuner_guidance(builder)
     text = describe(values)
     builder.change(keys[0], say_nearest("beta", text) if beta else text, values)
     builder.explain("is part of how timesteps are drawn", *keys[1:])
+
+
+def _import_simpletuner_guidance(builder: ImportBuilder) -> JsonObject:
+    """Return the guidance that a distilled model is trained with: one value, or the middle of a range."""
+    keys = ("flux_guidance_mode", "flux_guidance_value", "flux_guidance_min", "flux_guidance_max")
+    has_guidance = builder.family == "flux_2" and builder.values.get("model_version") == "dev"
+    if builder.get("model_family") == "chroma" or not (has_guidance or builder.family == "flux"):
+        builder.explain("there is no guidance in this model", *keys)
+        return {}
+    mode, constant, least, most = str(builder.get(keys[0]) or "constant"), *map(builder.number, keys[1:])
+    middle = ((0.0 if least is None else least) + (4.0 if most is None else most)) / 2
+    scale = (1.0 if constant is None else constant) if mode == "constant" else middle
+    values: JsonObject = {"guidance_scale": scale}
+    text = "is guidance_scale" if mode == "constant" else say_nearest(mode, describe(values))
+    builder.explain(text, *keys)
+    return values
 
 
 SIMPLETUNER_IMPORTS = (

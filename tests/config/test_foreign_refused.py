@@ -32,7 +32,7 @@ KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
         (of_aitoolkit(FLUX_AI, kind="new_kind"), "new_kind"),
         (of_aitoolkit(FLUX_AI, kind="", job="generate"), "makes images"),
         (of_aitoolkit({**FLUX_AI, "model.name_or_path": "ostris/Flex.2-preview"}), "Flex.2"),
-        (of_aitoolkit({"network.type": "lora", "model.arch": "flex2"}), "flex2"),
+        (of_aitoolkit({"network.type": "lora", "model.arch": "flex2"}), "Flex.2"),
         (
             of_aitoolkit({"network.type": "lora", "model.name_or_path": "sd21", "model.is_v2": True}),
             "Stable Diffusion 2",

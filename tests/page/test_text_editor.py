@@ -69,6 +69,15 @@ def test_a_text_for_another_family_is_for_that_family_and_else_for_that_of_the_f
     assert "guess" not in str(editor.take(request("seed = 1\n", family="zimage"))["message"])
 
 
+def test_a_pasted_command_is_loaded_like_a_config(editor):
+    text = "accelerate launch sdxl_train_network.py \\\n  --network_dim 8 ^\n  --optimizer_args a=1 b=2 --sed 1\n"
+    assert [said for _, _, said in found(editor.look(request(text, family="zimage")))] == [
+        "sed is not an option (did you mean seed?)"
+    ]
+    filled = json.loads(editor.take(request(text, family="zimage"))["fill"])
+    assert (filled["family"], filled["source"]) == ("sdxl", "")
+
+
 def test_check_says_what_check_of_a_form_says(editor):
     lines = found(editor.check(request("# a comment\nmax_train_epochs = 2\ntrain_data_dir = 'nowhere'\n")))
     assert all(verdict in ("ok", "hint", "bad") for _, verdict, _ in lines)
