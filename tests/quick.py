@@ -25,7 +25,7 @@ SLOW_FILES = {
         "test_versus",
         "test_words",
     },
-    "bench": {"test_diffusers", "test_pictures_benchmark"},
+    "bench": {"test_diffusers", "test_images_benchmark"},
     "config": {"test_foreign_recognised", "test_foreign_strange", "test_foreign_trainers"},
     "data": {"test_cached_variants", "test_held_out"},
     "families": {

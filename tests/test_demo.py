@@ -53,7 +53,7 @@ def test_as_a_job_it_says_where_its_configs_are(demo, tmp_path, monkeypatch):
     assert told == {name: str(path) for name, path in demo.configs.items()}
 
 
-def test_the_pictures_come_in_shapes_with_captions(demo):
+def test_the_images_come_in_shapes_with_captions(demo):
     pictures = sorted(demo.images.glob("*/*.png"))
     assert len(pictures) == 12
     shapes = {Image.open(path).size for path in pictures}
@@ -65,7 +65,7 @@ def test_the_pictures_come_in_shapes_with_captions(demo):
         assert path.with_suffix(".txt").read_text(encoding="utf-8").startswith(words)
 
 
-def test_the_same_seed_draws_the_same_pictures(tmp_path):
+def test_the_same_seed_draws_the_same_images(tmp_path):
     first, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
     path = "4_zorb toy/03.png"
     assert (first / path).read_bytes() == (other / path).read_bytes()

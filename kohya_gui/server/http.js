@@ -5,7 +5,7 @@ import { remember } from "../i18n/sentences.js";
 const PAGE = new URL("../../../", import.meta.url);
 
 /**
- * The address of a request; of a GET request, such as for a picture, with its query.
+ * The address of a request; of a GET request, such as for an image, with its query.
  * @param {string} name
  * @param {Record<string, string>} [query]
  */
@@ -44,7 +44,7 @@ export class Refusal extends Error {
 }
 
 /**
- * An address of the API that scripts use, too, such as of a picture.
+ * An address of the API that scripts use, too, such as of an image.
  * @param {string} path below /api/v1
  */
 export const addressOfApi = (path) => new URL(`api/v1/${path}`, PAGE).href;

@@ -26,7 +26,7 @@ def averaged(optimizer: Any) -> Iterator[None]:
     if not callable(getattr(optimizer, "eval", None)):
         yield
         return
-    # The optimizer computes them back from the average, with another rounding, so that each picture would change what
+    # The optimizer computes them back from the average, with another rounding, so that each image would change what
     # is learned.
     with kept([p for group in optimizer.param_groups for p in group["params"]]):
         eval_mode(optimizer)

@@ -1,4 +1,4 @@
-"""What a bench says of its numbers: the best way, the table, the picture."""
+"""What a bench says of its numbers: the best way, the table, the image."""
 
 from xml.etree import ElementTree
 

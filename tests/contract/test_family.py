@@ -56,7 +56,7 @@ def answer(family, parts):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_pictures_and_captions_become_what_the_denoiser_reads(demo, name):
+def test_images_and_captions_become_what_the_denoiser_reads(demo, name):
     family, parts = loaded(config_of(demo, families.lora_script(name)))
     assert family.name == name
     latents = family.latents(parts, torch.rand(2, 3, 64, 128) * 2 - 1, torch.Generator().manual_seed(0))

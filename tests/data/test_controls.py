@@ -423,6 +423,6 @@ def test_a_cache_is_stale_when_another_kind_of_mask_made_it(tmp_path, use):
         assert not encoded(config, Family(make.FLUX))[1].seen
 
 
-def test_random_masks_cover_a_part_of_every_picture():
+def test_random_masks_cover_a_part_of_every_image():
     shares = [random_mask(size, Random(number)).mean() for number in range(100) for size in ((64, 64), (512, 256))]
     assert all(0 < share < 1 for share in shares) and 0.2 < np.mean(shares) < 0.6

@@ -121,7 +121,7 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_preview_equals_the_pipelines_picture(own, pipeline):
+def test_a_preview_equals_the_pipelines_image(own, pipeline):
     request = SampleRequest(CAPTIONS[1], "", width=96, height=64, steps=2, scale=1.0, guidance=3.0, seed=5)
     noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():

@@ -299,7 +299,7 @@ def png(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def test_pictures_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, modest):
+def test_images_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, modest):
     from library.curation import thumbs
 
     file = tmp_path / "bomb.png"

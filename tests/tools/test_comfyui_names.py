@@ -244,7 +244,7 @@ def transformer(variant):
         settings = families.random_module(variant).diffusers_settings(make().sizes)
         return getattr(diffusers, f"{MIXINS[variant]}Transformer2DModel")(**settings)
     if variant == "qwen_image_21":
-        settings = families.random_module(variant).settings_in_diffusers(make().sizes)
+        settings = families.random_module(variant).diffusers_settings(make().sizes)
         return diffusers.QwenImage21Transformer2DModel(**settings)
     if variant == "qwen_image":
         return diffusers.QwenImageTransformer2DModel(

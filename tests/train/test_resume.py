@@ -294,7 +294,7 @@ def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, dem
     assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 
 
-def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path, monkeypatch):
+def test_other_images_are_told_and_epochs_still_end(run, after_four, tmp_path, monkeypatch):
     """Fewer batches an epoch than were done of it. So is another machine."""
     monkeypatch.setattr(resume_state, "computed_by", lambda device: {"the device": "NVIDIA H200"})
     few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)

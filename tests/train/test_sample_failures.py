@@ -8,7 +8,7 @@ from PIL import Image
 
 from library.families.flux.sampler import FluxSampler
 from library.families.shared.sampler import Sampler
-from library.sampling.engine import PictureEngine
+from library.sampling.engine import ImageEngine
 from library.train.evaluation import samples
 from library.train.journal import Journal
 from tests.training import config_of, train
@@ -21,11 +21,11 @@ FAILING = [
     (FluxSampler, "is_guided", RuntimeError("broken")),
     (Sampler, "batch_key", ZeroDivisionError()),
     (Sampler, "vae_on", RuntimeError("broken")),
-    (Sampler, "pictures", MemoryError()),
+    (Sampler, "images", MemoryError()),
     (Sampler, "decoded", RecursionError()),
-    (PictureEngine, "_decide", TypeError("broken")),
-    (PictureEngine, "_enter", torch.OutOfMemoryError("broken")),
-    (PictureEngine, "_note_graphs", RuntimeError("broken")),
+    (ImageEngine, "_decide", TypeError("broken")),
+    (ImageEngine, "_enter", torch.OutOfMemoryError("broken")),
+    (ImageEngine, "_note_graphs", RuntimeError("broken")),
     (Image.Image, "save", FULL),
     (Journal, "sampled", FULL),
     (Journal, "previewed", FULL),

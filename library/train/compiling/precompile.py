@@ -262,9 +262,9 @@ class Precompiler:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
         without recordings and then without gpu_memory_limit if GPU memory is short.
         """
-        recorder, pictures = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
-        if isinstance(error, torch.OutOfMemoryError) and pictures and pictures.made:
-            pictures.free()
+        recorder, recorded = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
+        if isinstance(error, torch.OutOfMemoryError) and recorded and recorded.made:
+            recorded.free()
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
             return not self._config.optim.stepped_early

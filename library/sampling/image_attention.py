@@ -27,7 +27,7 @@ LARGEST_SAGE_HEAD = 128  # channels of a head; SageAttention pads smaller ones
 
 
 @contextlib.contextmanager
-def picture_attention(config: RunConfig, device: torch.device, in_training: bool = False) -> Iterator[None]:
+def image_attention(config: RunConfig, device: torch.device, in_training: bool = False) -> Iterator[None]:
     """Use the kernel of `sample_attention` within this context.
 
     If this machine lacks it, a training's samples use the training's kernel, with a warning; else it raises
