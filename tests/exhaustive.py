@@ -97,8 +97,8 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     # ---- methods
     "test_a_compiled_block_switches_its_adapters_off_and_on": (),
     "test_every_preset_that_is_offered_adapts_something": ("train_network",),
-    "test_it_equals_a_merged_lora_in_steps_and_none_when_off": ("flux", "zimage", "krea_2"),
-    "test_it_stands_beside_any_adapter_and_any_weights": ("lycoris*", "some layers", "int8 products"),
+    "test_an_assistant_equals_a_merged_lora_in_steps_and_none_when_off": ("flux", "zimage", "krea_2"),
+    "test_an_assistant_works_beside_any_adapter_and_any_weights": ("lycoris*", "some layers", "int8 products"),
     # ---- page
     "test_every_option_is_called_as_its_field_is": ("textual-inversion",),
     "test_windows_show_their_own_runs_also_after_the_server_was_gone": (),
@@ -114,7 +114,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_a_config_goes_through_download_and_upload": (),
     "test_the_other_tabs_are_made_ahead_and_ask_nothing_before_they_are_opened": (),
     "test_browser::test_stop_after_this_step": (),
-    "test_browser::test_stop_now": (),
+    "test_browser::test_stop_now_saves_a_state_to_resume_from": (),
     "test_two_loras_are_merged_and_nothing_is_overwritten": (),
     "test_only_what_the_chosen_relative_takes_is_shown": (),
     "test_prompts_are_written_while_one_types": (),
@@ -202,7 +202,7 @@ TESTED_ALWAYS: dict[str, tuple[str, ...]] = {
     "test_a_training_and_its_states_are_the_same": ("flux*",),
     "test_accumulating_two_batches_of_one_equals_a_batch_of_two": ("flux*",),
     "test_training_does_not_notice": ("flux*",),
-    "test_it_trains_the_same_and_its_metadata_names_the_folder": ("flux*",),
+    "test_a_flat_folder_trains_the_same_and_its_metadata_names_it": ("flux*",),
     "test_the_result_and_the_record_are_there_at_the_end": ("flux*",),
     "test_what_is_cached_is_not_read_again": ("flux*",),
     "test_what_is_learned_from_them_does_not_depend_on_checkpoints": ("flux*",),

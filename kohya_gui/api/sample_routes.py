@@ -36,7 +36,7 @@ def sample_router() -> APIRouter:
 
     @routes.get(address, operation_id="list_samples", summary="List sample images", response_model=SampleList)
     def list_samples(
-        run: str, resumed: Annotated[bool, Query(description="After those of the runs that it goes on from")] = False
+        run: str, resumed: Annotated[bool, Query(description="After those of the runs that it continues")] = False
     ) -> Any:
         found = answers.run_of_id(run)
         listed = resumed_samples.with_resumed(found) if resumed else resumed_samples.own_samples(found)

@@ -171,7 +171,7 @@ class TrainingTab:
         run_id = start.begin_job(start.job_of_config(config, submission.preset, **submission.launch))
         hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         name = start.result_of(config)[1]
-        sentence = Message("Started {name}. It goes on when this page is closed.", name=name)
+        sentence = Message("Started {name}. It continues when you close this page.", name=name)
         return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Answer:

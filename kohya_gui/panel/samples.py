@@ -32,7 +32,7 @@ CACHE_HEADERS = {
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """All samples of a run and of those that it goes on from, a row for each prompt, the newest first. A click
+    """All samples of a run and of those that it continues, a row for each prompt, the newest first. A click
     compares two of a row (compare_samples.js). A prompt that a resume has changed is a row of its own."""
     rows: dict[tuple[int, str], list[RunSample]] = {}
     for sample in with_resumed(run):

@@ -88,7 +88,7 @@ class SamplingTab:
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         weight_files = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         settings = _run_settings(run)
-        # A resumed run that has made none yet begins with the prompts of the one that it goes on from.
+        # A resumed run that has made none yet begins with the prompts of the one that it continues.
         made = events.get("sample") or [sample.event for sample in with_resumed(run)]
         seeds = {str(event.get("prompt") or ""): samples.seed_of_event(event) for event in made}  # of the newest ones
         prompts_of_file, fields = self._rows(settings)
@@ -313,7 +313,7 @@ def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
 
 
 def _of_samples(run: reader.RecordedRun) -> JsonObject:
-    """The samples of a run and of those that it goes on from: a row for each prompt, a column for each step. A prompt
+    """The samples of a run and of those that it continues: a row for each prompt, a column for each step. A prompt
     that a resume has changed is a row of its own."""
     made = {
         (int(sample.event.get("number") or 0), str(sample.event.get("prompt") or ""), sample.step): sample

@@ -109,7 +109,7 @@ class Trackers:
         logger.debug("logging failed", exc_info=True)
         why = str(error).strip() or type(error).__name__
         self._warn(
-            Message("nothing more is logged to {tracker} ({why}); the training goes on", tracker=tracker, why=why)
+            Message("nothing more is logged to {tracker} ({why}); the training continues", tracker=tracker, why=why)
         )
 
     def _tags(self, line: JsonMapping) -> dict[str, float]:

@@ -162,7 +162,7 @@ class ImageEngine:
         return gpu_memory.memory_for_tensors(self._device) if self._device.type == "cuda" else None
 
     def close(self) -> None:
-        """Discard recordings and, unless a training goes on, compiled code."""
+        """Discard recordings and, unless a training continues, compiled code."""
         self.recorder.free()
         if self._training is None and self.plan.state is not PlanState.OFF:
             self._log.close()

@@ -52,7 +52,7 @@ def image_attention(config: RunConfig, device: torch.device, in_training: bool =
 
 
 def _prefer(kernel: str, config: RunConfig, device: torch.device, in_training: bool) -> str:
-    """Put the kernel first and return it, or "auto" if it does not work and the training goes on without it."""
+    """Put the kernel first and return it, or "auto" if it does not work and the training continues without it."""
     try:
         if kernel == SAGE:
             _try_sage(device)

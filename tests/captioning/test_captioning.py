@@ -79,7 +79,7 @@ def test_tags_are_the_models(tmp_path, batch, first):
         assert tagger([red, blue, red]) == ["some body, red dress", "blue sky", "some body, red dress"]
 
 
-def test_limits_and_wishes(tagger):
+def test_tags_follow_thresholds_and_unwanted_words(tagger):
     red = [plain("red", (8, 8))]
     for limits, wanted in (
         (Limits(character=0.95), "red dress"),

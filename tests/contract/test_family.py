@@ -150,7 +150,7 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
 
 @pytest.mark.parametrize("script", RELATED)
 def test_files_have_the_names_and_metadata_of_sd_scripts(demo, squares, tmp_path, script, learnt):
-    """A whole model in Stable Diffusion's own names, and a word's vectors as emb_params, which go on learning."""
+    """A whole model in Stable Diffusion's own names, and a word's vectors as emb_params, which continue learning."""
     from safetensors import safe_open
 
     outcome, start = learnt(script), config_of(demo, script)
@@ -178,7 +178,7 @@ def same_end(first, other, start):
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *RELATED])
 def test_resuming_after_step_3_equals_6_straight_steps(demo, shapes, tmp_path, script):
-    """Three sizes, so that epochs of 4 batches end within; a schedule that goes on where it was; a seed by chance."""
+    """Three sizes, so that epochs of 4 batches end within; a schedule that continues where it was; a seed by chance."""
     steps = {"max_train_steps": 6, "resolution": "96", "lr_scheduler": "cosine", "lr_warmup_steps": 2, "seed": None}
     straight = trained(
         demo, shapes, script, tmp_path / "a", output_name="m", save_every_n_steps=3, save_state=True, **steps

@@ -407,7 +407,7 @@ def test_masks_are_drawn_where_there_are_none_and_each_step_takes_one(tmp_path, 
     assert not all(first.equal(batch.paint) for first, batch in zip(paints, epochs(images, 6), strict=True))
     later = Batches(images, config, 5)
     later.go_to(6, 1)
-    assert torch.equal(next(iter(later)).paint, cached[5 * 2 + 1].paint), "as a training that goes on there"
+    assert torch.equal(next(iter(later)).paint, cached[5 * 2 + 1].paint), "as a training that continues there"
 
     use(inpaints=True, random_masks=2)
     assert len(encoded(config, Family(make.FLUX))[1].seen) == 2 * 2 * 3

@@ -32,7 +32,7 @@ def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
 
 
 @pytest.mark.parametrize("rules", ["min_bucket_reso = 32", "bucket_reso_steps = 48\nmin_bucket_reso = 48"])
-def test_impossible_buckets_of_a_dataset_file_are_told_once(tmp_path, rules):
+def test_impossible_buckets_of_a_dataset_file_are_reported_once(tmp_path, rules):
     make.folder(tmp_path / "images", "cat")
     file = tmp_path / "data.toml"
     file.write_text(

@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_reported_before_anything_is_loaded(files, tmp_path
     assert said(files, text_encoder=None, cache_text_encoder_outputs_to_disk=True) == []
 
 
-def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp_path):
+def test_dev_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp_path):
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1", encoding="utf-8")

@@ -114,7 +114,7 @@ def made(shapes, path):
         ("controlnet_cond_embedding.conv_in.weight", "a ControlNet"),
     ],
 )
-def test_files_that_only_belong_to_a_model_are_told_by_their_names(name, words):
+def test_files_that_only_belong_to_a_model_are_recognised_by_their_names(name, words):
     assert recognition.describe_checkpoint({name: (4, 4)}) == words
 
 

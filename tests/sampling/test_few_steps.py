@@ -52,7 +52,7 @@ def pixels(config, columns, folder):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_counts_like_a_file_of_the_column_and_is_named_in_the_image(given, script, tmp_path):  # noqa: F811
+def test_a_sample_lora_counts_like_a_file_of_the_column_and_is_named_in_the_image(given, script, tmp_path):  # noqa: F811
     config = given(script)
     file = lora_for(config, tmp_path / "fast.safetensors")
     expected, base = pixels(config, [Column("with", ((file, 0.5),)), Column("base", ())], tmp_path / "columns")
@@ -63,7 +63,7 @@ def test_it_counts_like_a_file_of_the_column_and_is_named_in_the_image(given, sc
     assert "<lora:fast:0.5>" in image.text["parameters"]
 
 
-def test_it_is_off_again_after_a_column(given, tmp_path):  # noqa: F811
+def test_a_sample_lora_is_off_again_after_a_column(given, tmp_path):  # noqa: F811
     config = given("flux_train_network")
     file = lora_for(config, tmp_path / "fast.safetensors")
     config = with_options(config, sample_lora=(str(file),), sample_steps=1)

@@ -260,7 +260,7 @@ def npy(shape, dtype="<f4"):
 
 
 def packed(path, *names, head=b"", zeros=0):
-    """An archive whose entries begin with `head` and go on with so many zeros, packed very small."""
+    """An archive whose entries begin with `head` and continue with so many zeros, packed very small."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

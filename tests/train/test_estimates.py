@@ -257,7 +257,7 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
 
 
 def test_a_probe_whose_samples_were_left_out_does_not_fit(config, tmp_path, monkeypatch):
-    """The training itself goes on without them, and its process ends well."""
+    """The training itself continues without them, and its process ends well."""
 
     def process(arguments, **_):
         run = next(tmp_path.glob("*/out")) / "runs" / "one"

@@ -46,7 +46,7 @@ def same(ours, theirs):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_diffusers_reads_it(saved):
+def test_diffusers_reads_a_saved_folder(saved):
     from diffusers import StableDiffusionXLPipeline
 
     method, path = saved
@@ -83,7 +83,7 @@ def test_diffusers_reads_it(saved):
     assert pipe.vae.config.force_upcast and pipe.vae.config.scaling_factor == 0.13025
 
 
-def test_it_is_read_back_here(saved, single, tmp_path):
+def test_a_saved_folder_is_read_back_here(saved, single, tmp_path):
     method, path = saved
     again, _ = learner_of(path, tmp_path, learn=0)
     for part in ("denoiser", "vae"):

@@ -1,4 +1,4 @@
-"""Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and goes on exactly."""
+"""Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and continues exactly."""
 
 import signal
 import time

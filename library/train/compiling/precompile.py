@@ -291,13 +291,13 @@ class Precompiler:
                 Problem(
                     "compile",
                     ": PyTorch could not compile a block ({reason}); "
-                    "add --compile_fallback to go on without, or switch compile off",
+                    "add --compile_fallback to continue without, or switch compile off",
                     reason=reason,
                 )
             ) from error
         self._go_on_without(reason)
         torch.compiler.set_stance("force_eager")
-        self._journal.warn(Message("Compiling failed ({reason}); the run goes on without it.", reason=reason))
+        self._journal.warn(Message("Compiling failed ({reason}); the run continues without it.", reason=reason))
 
     def _go_on_without(self, why: MessageLike) -> None:
         self.plan.give_up(why)

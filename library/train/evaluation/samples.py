@@ -39,7 +39,7 @@ from library.train.step.loss import live_encoders
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
-NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
+NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training continues"
 NOT_ENCODED = "sample_prompts: the prompts could not be encoded ({why}); that is tried again when samples are due"
 LONGEST_NAME = 60  # characters of a prompt in a warning
 Failures = list[tuple[str | None, MessageLike]]  # prompts, and why each has no sample; None: all of a step
@@ -372,13 +372,15 @@ class SampleRunner:
 def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
     """Return the warning that these prompts have no sample for one reason; None stands for all prompts of a step."""
     if None in failed:
-        return Message("sample_prompts: the samples of this step are left out ({why}); the training goes on", why=why)
+        return Message("sample_prompts: the samples of this step are left out ({why}); the training continues", why=why)
     first, *others = dict.fromkeys(map(_shortened_prompt, failed))
     if others:
-        template = "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training goes on"
+        template = (
+            "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training continues"
+        )
         return Message(template, prompt=first, count=len(others), why=why)
     return Message(
-        "sample_prompts: the sample of {prompt} is left out ({why}); the training goes on", prompt=first, why=why
+        "sample_prompts: the sample of {prompt} is left out ({why}); the training continues", prompt=first, why=why
     )
 
 
