@@ -212,9 +212,7 @@ def test_a_gpu_with_int8_products_alone_is_offered_them(demo, squares, monkeypat
         ("zimage_train_network", "fp16", (8, 6), "bf16"),
     ],
 )
-def test_half_precision_that_gpu_or_model_do_not_suit_is_reported(
-    demo, monkeypatch, script, kind, capability, said
-):
+def test_half_precision_that_gpu_or_model_do_not_suit_is_reported(demo, monkeypatch, script, kind, capability, said):
     monkeypatch.setattr(preflight, "_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     needs_bf16 = {"full_bf16": True} if script == "flux_train" else {}
