@@ -82,9 +82,9 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     assert not data.check_data(config, config.grid).problems
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
-    assert not importers.of_others(read_toml(demo.configs[script]))
+    assert not importers.is_foreign_config(read_toml(demo.configs[script]))
     adapter = {"network_module": config.network.network_module} if isinstance(config, AdapterRun) else {}
-    assert not importers.of_others(adapter)  # as it is saved from a form in which little is set
+    assert not importers.is_foreign_config(adapter)  # as it is saved from a form in which little is set
 
 
 def test_a_second_demo_keeps_what_is_there(demo):

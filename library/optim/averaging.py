@@ -2,23 +2,22 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 
-def train_mode(optimizer: Any) -> None:
+def train_mode(optimizer: torch.optim.Optimizer) -> None:
     if callable(switch := getattr(optimizer, "train", None)):
         switch()
 
 
-def eval_mode(optimizer: Any) -> None:
+def eval_mode(optimizer: torch.optim.Optimizer) -> None:
     if callable(switch := getattr(optimizer, "eval", None)):
         switch()
 
 
 @contextlib.contextmanager
-def averaged(optimizer: Any) -> Iterator[None]:
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Use the averaged weights of a schedule-free optimizer within this context, for samples, validation and saving.
 
     Afterwards the weights are those from before, bit for bit.

@@ -278,7 +278,6 @@ def error_sentence(error: BaseException) -> MessageLike:
 
 @functools.cache
 def package_versions() -> dict[str, str]:
-    """Return versions of packages."""
     # From metadata, so that nothing heavy is imported.
     versions = {"python": platform.python_version()}
     for name in RECORDED_PACKAGES:
