@@ -3,7 +3,7 @@ beside that. The rest takes at most 90 s on two cores and has tests of every roo
 
 from typing import Any
 
-# What makes a test slow, told by what it can use: pictures and whole models, a browser, other processes.
+# What makes a test slow, seen from what it can use: data sets and whole models, a browser, other processes.
 MODELS = {"demo", "shallow", "trained", "made", "shapes", "squares", "bases", "lora_files"}
 MODELS |= {"tiny_sdxl", "tiny_sdxl_folder"}
 BROWSES = {"chromium"}
