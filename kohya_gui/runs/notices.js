@@ -1,4 +1,4 @@
-// Notifications: of the browser, when asked for by a button, and a webhook.
+// Notifications: of the browser, once a button has allowed them, and of a webhook.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";

@@ -1,4 +1,4 @@
-"""Transformers of diffusers by their class: what each is called with is found by itself, or asked for in a sentence."""
+"""Transformers of diffusers by their class: what each is called with is found by itself, or requested in a sentence."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a newcomer's folders are told: once, about what is there, and only what matters to the training."""
+"""Remarks on a newcomer's folders: once, about what is there, and only what matters to the training."""
 
 import pytest
 

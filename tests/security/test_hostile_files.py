@@ -1,4 +1,4 @@
-"""Files from strangers: nothing in them is run, nothing breaks, and each is told in one sentence."""
+"""Files from strangers: nothing in them is run, nothing breaks, and each is refused in one sentence."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Another way to encode images and captions in a resume is told where the results differ, and only there."""
+"""Another way to encode images and captions in a resume is reported where the results differ, and only there."""
 
 import json
 
