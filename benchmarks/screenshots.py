@@ -29,7 +29,7 @@ COLOURS = 96  # of a picture's palette: enough for a page, and a third of the by
 
 @contextmanager
 def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
-    """A real training of the demo's model, which was stopped once and goes on, and trainings that wait for its end."""
+    """A real training of the demo's model, stopped once and continued, and trainings that wait for its end."""
     from library.config.building import build_config
     from library.config.formats import read_toml
     from library.families import config_class

@@ -63,7 +63,7 @@ class Page(gr.Blocks):
         self.service, self.training, self.roots = JsonApi(), training, roots
         self.first_files: list[Path | bytes] = []  # files that each first visit requests
         self.prepare_api: Callable[[], object] = lambda: None
-        self.service.add(training.handlers, training.picture_handlers)
+        self.service.add(training.handlers, training.image_handlers)
         super().__init__(**blocks_arguments)
 
     def build_api(self, root_path: str) -> Any:
@@ -112,16 +112,16 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
     masks, uploads, actions = MaskEditing(roots, images.collection), ImageUploads(roots), RunActions(forms)
-    without_pictures = (
+    without_images = (
         *(panel, queue, lab, Picker(roots), ToolCommands(roots), CommandPrinter(roots), AllowedFolders(start_roots)),
         *(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots), SeveralValues(training.tabs)),
         *(TextEditor(training.tabs, roots), CacheApi(forms, roots), DemoApi(forms, roots), ModelsApi(forms, roots)),
     )
-    for service in without_pictures:
+    for service in without_images:
         page.service.add(service.handlers)
     for service in (runs, images, sampling, actions):
-        page.service.add(service.handlers, service.picture_handlers)
-    page.service.add(masks.handlers, masks.picture_handlers, masks.piece_handlers)
+        page.service.add(service.handlers, service.image_handlers)
+    page.service.add(masks.handlers, masks.image_handlers, masks.piece_handlers)
     page.service.add(uploads.handlers, pieces=uploads.piece_handlers)
     page.service.add(texts.handlers())
     page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read

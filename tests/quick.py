@@ -3,7 +3,7 @@ beside that. The rest takes at most 90 s on two cores and has tests of every roo
 
 from typing import Any
 
-# What makes a test slow, told by what it can use: pictures and whole models, a browser, other processes.
+# What makes a test slow, seen from what it can use: data sets and whole models, a browser, other processes.
 MODELS = {"demo", "shallow", "trained", "made", "shapes", "squares", "bases", "lora_files"}
 MODELS |= {"tiny_sdxl", "tiny_sdxl_folder"}
 BROWSES = {"chromium"}
@@ -25,7 +25,7 @@ SLOW_FILES = {
         "test_versus",
         "test_words",
     },
-    "bench": {"test_diffusers", "test_pictures_benchmark"},
+    "bench": {"test_diffusers", "test_images_benchmark"},
     "config": {"test_foreign_recognised", "test_foreign_strange", "test_foreign_trainers"},
     "data": {"test_cached_variants", "test_held_out"},
     "families": {

@@ -73,7 +73,7 @@ def test_results_are_compared_relative_to_what_was_learnt():
     ]
 
 
-def test_the_picture_of_a_case_has_caches_that_musubi_tuner_reads(tmp_path):
+def test_the_image_of_a_case_has_caches_that_musubi_tuner_reads(tmp_path):
     options = beside_rivals.make_inputs(beside_rivals.CASES["krea_2"], tmp_path / "inputs")
     (folder,) = (tmp_path / "inputs" / "images").iterdir()
     assert sorted(path.suffix for path in folder.iterdir()) == [".png", ".safetensors", ".safetensors", ".txt"]

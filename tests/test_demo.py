@@ -53,7 +53,7 @@ def test_as_a_job_it_says_where_its_configs_are(demo, tmp_path, monkeypatch):
     assert told == {name: str(path) for name, path in demo.configs.items()}
 
 
-def test_the_pictures_come_in_shapes_with_captions(demo):
+def test_the_images_come_in_shapes_with_captions(demo):
     pictures = sorted(demo.images.glob("*/*.png"))
     assert len(pictures) == 12
     shapes = {Image.open(path).size for path in pictures}
@@ -65,7 +65,7 @@ def test_the_pictures_come_in_shapes_with_captions(demo):
         assert path.with_suffix(".txt").read_text(encoding="utf-8").startswith(words)
 
 
-def test_the_same_seed_draws_the_same_pictures(tmp_path):
+def test_the_same_seed_draws_the_same_images(tmp_path):
     first, other, third = (images.draw_images(tmp_path / str(n), seed) for n, seed in enumerate((0, 0, 1)))
     path = "4_zorb toy/03.png"
     assert (first / path).read_bytes() == (other / path).read_bytes()
@@ -82,9 +82,9 @@ def test_every_toml_builds_and_finds_its_files(demo, script):
     assert not data.check_data(config, config.grid).problems
     assert not data.scan(config).warnings
     assert len(data.scan(config).buckets()) == 3
-    assert not importers.of_others(read_toml(demo.configs[script]))
+    assert not importers.is_foreign_config(read_toml(demo.configs[script]))
     adapter = {"network_module": config.network.network_module} if isinstance(config, AdapterRun) else {}
-    assert not importers.of_others(adapter)  # as it is saved from a form in which little is set
+    assert not importers.is_foreign_config(adapter)  # as it is saved from a form in which little is set
 
 
 def test_a_second_demo_keeps_what_is_there(demo):

@@ -47,7 +47,7 @@ def test_held_out_zorbs_are_not_among_those_to_learn_from():
     assert all(zorb.NAME in scene.caption for scene in (*zorb.TO_LEARN_FROM, *zorb.HELD_OUT))
 
 
-def test_a_zorb_stays_in_its_picture():
+def test_a_zorb_stays_in_its_image():
     for scene in (*zorb.TO_LEARN_FROM, *zorb.HELD_OUT):
         shown = np.asarray(zorb.draw_scene(scene)).astype(int)
         edge = np.concatenate([shown[0], shown[-1], shown[:, 0], shown[:, -1]])
@@ -148,7 +148,7 @@ def run_of(folder, samples, failed=()):
     return place
 
 
-def test_the_picture_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path):
+def test_the_image_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path):
     run = run_of(tmp_path, [(step, number) for step in (0, 60, 120, 180, 240) for number in (0, 1)])
     first, *_ = summary.write_picture(run)
     path = tmp_path / "output" / "flux-lora.png"
@@ -167,7 +167,7 @@ def test_samples_that_are_gone_leave_their_cells_empty():
     assert draw_sheet(sheet, lambda place: None).size == sheet.size
 
 
-def test_a_run_whose_samples_all_failed_has_no_picture_and_says_why(tmp_path):
+def test_a_run_whose_samples_all_failed_has_no_image_and_says_why(tmp_path):
     lines = summary.write_picture(run_of(tmp_path, [], ["the GPU ran out of memory"]))
     assert lines[0].startswith("There is no image") and "the GPU ran out of memory" in lines[1]
     assert not (tmp_path / "output" / "flux-lora.png").exists()

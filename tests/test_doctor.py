@@ -125,7 +125,7 @@ def test_unwritable_cache_and_full_disk_are_reported(monkeypatch, tmp_path, caps
         train_script.main(config_class("flux_train"), READY)
     assert "TORCHINDUCTOR_CACHE_DIR" in capsys.readouterr().err
     monkeypatch.delenv(environment.CACHE)
-    assert doctor.check_environment().verdict == "ok"  # the rest of the report goes on without
+    assert doctor.check_environment().verdict == "ok"  # the rest of the report continues without
 
     def full(**_):
         raise OSError(28, "No space left on device")

@@ -87,7 +87,7 @@ def pretend_gpu(folder: Path, line: str) -> None:
     stub.chmod(0o755)
 
 
-def test_it_is_valid_bash():
+def test_setup_sh_is_valid_bash():
     assert subprocess.run(["bash", "-n", source.ROOT / "setup.sh"], check=False).returncode == 0
 
 

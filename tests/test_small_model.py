@@ -19,7 +19,7 @@ def webp(color):
     return file.getvalue()
 
 
-def test_pictures_follow_from_name_and_number(tmp_path):
+def test_images_follow_from_name_and_number(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         for part in ("train", "held_out"):

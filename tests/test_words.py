@@ -125,7 +125,7 @@ def found(text: str) -> list[str]:
 
 
 def test_the_lines_of_a_check_begin_alike():
-    """After its topic each line goes on in lower case; names such as AdamW and GPU keep theirs."""
+    """After its topic each line continues in lower case; names such as AdamW and GPU keep theirs."""
     capital = re.compile(r"[A-Z][a-z]+[ :,]")
     lines = [text for path in sorted((source.ROOT / "library" / "check").glob("*.py")) for _, text in said(path)]
     assert len(lines) > 50 and not [text for text in lines if capital.match(text)]

@@ -66,7 +66,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def pretraining_options(family: str, folder: Path, pictures: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """All options of the pretraining."""
     own = {
         name: value.format(folder=folder) if isinstance(value, str) else value
         for name, value in FAMILIES[family].items()

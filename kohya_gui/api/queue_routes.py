@@ -129,7 +129,7 @@ def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
         template = "{name} is number {place} of {count} waiting."
         return show_queue(Message(template, name=now.find(entry).name, place=place, count=len(now.waiting)))
 
-    @routes.post("/{entry}/remove", operation_id="remove_entry", summary="Remove an entry; its run goes on", **shown)
+    @routes.post("/{entry}/remove", operation_id="remove_entry", summary="Remove an entry; its run continues", **shown)
     def remove(entry: str, body: Nothing) -> Any:
         queue.refuse_active(queue.read_queue().find(entry))
         return show_queue(Message("{name} is removed from the queue.", name=queue.remove_entry(entry).name))

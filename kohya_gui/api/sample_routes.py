@@ -36,20 +36,20 @@ def sample_router() -> APIRouter:
 
     @routes.get(address, operation_id="list_samples", summary="List sample images", response_model=SampleList)
     def list_samples(
-        run: str, resumed: Annotated[bool, Query(description="After those of the runs that it goes on from")] = False
+        run: str, resumed: Annotated[bool, Query(description="After those of the runs that it continues")] = False
     ) -> Any:
         found = answers.run_of_id(run)
         listed = resumed_samples.with_resumed(found) if resumed else resumed_samples.own_samples(found)
         return answer(SampleList, samples=[_described(sample) for sample in listed])
 
-    pictures: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}
+    images: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}
 
     @routes.get(
         address + "/{place}",
         operation_id="show_sample",
         summary="A sample image, by its place or the newest",
         response_class=Response,
-        responses={200: {"content": pictures, "description": "The image, or with small a JPEG of 192 pixels"}},
+        responses={200: {"content": images, "description": "The image, or with small a JPEG of 192 pixels"}},
     )
     def show_sample(run: str, place: int | Literal["newest"], small: bool = False) -> Response:
         try:

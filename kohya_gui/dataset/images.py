@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from kohya_gui.dataset import settings
 from kohya_gui.server import allowed_folders, paths
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, refused
+from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler, refused
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem, Report
 from library.config.run_config import RunConfig
@@ -65,7 +65,7 @@ class DatasetTab:
         }
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
+    def image_handlers(self) -> dict[str, ImageHandler]:
         return {"images_thumb": self.thumb}
 
     # ---- showing

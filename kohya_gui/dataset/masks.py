@@ -6,7 +6,7 @@ from pathlib import Path
 from starlette.responses import Response
 
 from kohya_gui.server import paths
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler, PieceHandler
+from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler, PieceHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
 from library.curation import changes, thumbs, trash
@@ -25,7 +25,7 @@ class MaskEditing:
         return {"masks": self.look, "masks_undo": self.undo}
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
+    def image_handlers(self) -> dict[str, ImageHandler]:
         return {"mask": self.show}
 
     @property

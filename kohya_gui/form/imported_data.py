@@ -27,7 +27,7 @@ class ConvertedData:
 def only_data(contents: JsonMapping, path: Path) -> ConvertedData | None:
     """The data sets of a file without a training; None for any other file."""
     try:
-        importers.refuse_data(contents, path)
+        importers.refuse_dataset(contents, path)
     except ConfigError:
         if importers.is_foreign_dataset(contents):
             text, notes = importers.convert_foreign_dataset(contents)

@@ -180,7 +180,7 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
     """The fields of a kohya_ss JSON, which an export keeps if they mean nothing here; {} for other files."""
     contents = importers.parse_file(path)
-    if path.suffix.lower() != ".json" or not importers.of_others(contents):
+    if path.suffix.lower() != ".json" or not importers.is_foreign_config(contents):
         return {}
     imported = importers.import_file(
         path, {script: config_class(script) for script in RUNS}, may_read=readable_below(roots)

@@ -37,7 +37,7 @@ class SeveralValues:
         """
         tab = of_tab(self.tabs, request.text("tab"))
         name, contents, typed = request.text("option"), request.text("sent"), _values(request.text("values"))
-        forms = [_with(contents, name, value) for value in typed]
+        forms = [_form_with(contents, name, value) for value in typed]
         submissions = [tab.read_form(form) for form in forms]
         submission, first, notes = submissions[0]
         if name not in options_of(type(first.config)):
@@ -46,7 +46,7 @@ class SeveralValues:
         _refuse_values(name, typed, [reading.problems for reading in readings])
         if why := ineffective_options(first.config).get(name):
             raise ConfigError("{name} has no effect here, whatever its value: {why}", name=name, why=why)
-        if _same_option(tab, forms, name):
+        if _has_equal_values(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
         reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], submission.launch)
         _refuse_values(
@@ -88,15 +88,15 @@ def _refuse_values(name: str, typed: Sequence[str], problems_by_value: Sequence[
 
 
 def _values(text: str) -> list[str]:
-    """Values as typed: separated by blanks or commas."""
+    """Split what was typed at blanks, commas and semicolons."""
     values = [value for value in re.split(r"[\s,;]+", text) if value]
     if not 2 <= len(values) <= MAX_VALUES:
         raise ConfigError("give 2 to {most} values with blanks between them, such as 5e-5 1e-4 2e-4", most=MAX_VALUES)
     return values
 
 
-def _with(sent: str, name: str, value: str) -> str:
-    """The form's contents with another value, and with a different name for the result."""
+def _form_with(sent: str, name: str, value: str) -> str:
+    """Return the form's contents with another value, and with a name for the result of its own."""
     try:
         form = json.loads(sent)
         form_values = form["values"]
@@ -108,8 +108,8 @@ def _with(sent: str, name: str, value: str) -> str:
         raise ConfigError("This is not what the form sends: load the page again.") from None
 
 
-def _same_option(tab: Any, forms: list[str], name: str) -> bool:
-    """Whether two texts are the same value."""
+def _has_equal_values(tab: Any, forms: list[str], name: str) -> bool:
+    """Return whether two of the forms have the same value of an option, however it is typed."""
     values = []
     for form in forms:
         submission = tab.form.parse_submission(form)

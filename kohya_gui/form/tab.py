@@ -171,7 +171,7 @@ class TrainingTab:
         run_id = start.begin_job(start.job_of_config(config, submission.preset, **submission.launch))
         hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         name = start.result_of(config)[1]
-        sentence = Message("Started {name}. It goes on when this page is closed.", name=name)
+        sentence = Message("Started {name}. It continues when you close this page.", name=name)
         return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
 
     def on_queue(self, sent: str) -> Answer:
@@ -273,7 +273,7 @@ class TrainingTab:
         path = paths.readable(where, self.roots, importers.SUFFIXES)
         filled = self._filled(path, sent)
         # A file of another trainer is left alone: Save creates a TOML.
-        is_ours = path.suffix.lower() == ".toml" and not importers.of_others(importers.parse_file(path))
+        is_ours = path.suffix.lower() == ".toml" and not importers.is_foreign_config(importers.parse_file(path))
         config_path = str(path) if is_ours else ""
         return filled | {"path": config_path, "opened": presets.config_file_state(path) if is_ours else ""}
 
@@ -311,6 +311,6 @@ def _kohya_ss_json(sent: Any) -> JsonObject | None:
     """The kohya_ss JSON that a browser has kept, if it is valid."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         contents = json.loads(sent)
-        if isinstance(contents, dict) and importers.of_others(contents):
+        if isinstance(contents, dict) and importers.is_foreign_config(contents):
             return contents
     return None

@@ -13,7 +13,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.requested import of_tab
 from kohya_gui.form.tab import TrainingTab
 from kohya_gui.form.tabs import FIRST_KIND
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler
 from library.config.json_types import JsonObject
 
 
@@ -31,7 +31,7 @@ class TrainingTabs:
         return {"press": self.press}
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
+    def image_handlers(self) -> dict[str, ImageHandler]:
         return {"form": self.show}
 
     def place(self, tab: str) -> None:

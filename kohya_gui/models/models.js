@@ -360,7 +360,7 @@ class Models {
       showMessage(
         this.said,
         "plain",
-        "The download goes on when this window or the page is closed, and can be started again.");
+        "The download continues when you close this window or the page; you can start it again.");
       void this.look(job);
     } catch (error) {
       this.after = null;

@@ -15,7 +15,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import tab_of_kind
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import samples
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler
 from library.comparing import plan
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
@@ -98,7 +98,7 @@ class RunActions:
         }
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
+    def image_handlers(self) -> dict[str, ImageHandler]:
         return {"learned": samples.show_learned, "bundle": self.bundle}
 
     def open_settings(self, request: ApiRequest) -> JsonObject:

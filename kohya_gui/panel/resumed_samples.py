@@ -1,4 +1,4 @@
-"""The samples of a run, and before them those of the runs that it goes on from."""
+"""The samples of a run, and before them those of the runs that it continues."""
 
 import math
 from typing import NamedTuple
@@ -28,7 +28,7 @@ def own_samples(run: reader.RecordedRun) -> list[RunSample]:
 
 
 def with_resumed(run: reader.RecordedRun) -> list[RunSample]:
-    """Return the samples of a run, and before them those of the runs that it goes on from, up to where it does."""
+    """Return the samples of a run, and before them those of the runs that it continues, up to where it does."""
     found: list[RunSample] = []
     until, seen = math.inf, 0
     while seen < MAX_RESUMED:

@@ -23,7 +23,7 @@ from library.runs.sample_sheet import arrange_samples, draw_sheet
 IMAGES = written_files.SAMPLE_ENDINGS
 THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
 MAX_PIXELS, MAX_BYTES = 40_000_000, 60_000_000
-MAX_PICTURES = 60  # newest pictures of each prompt
+MAX_SAMPLES = 60  # the newest of each prompt
 CACHE_HEADERS = {
     "cache-control": "private, max-age=86400",
     "content-security-policy": "default-src 'none'",
@@ -32,7 +32,7 @@ CACHE_HEADERS = {
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """All samples of a run and of those that it goes on from, a row for each prompt, the newest first. A click
+    """All samples of a run and of those that it continues, a row for each prompt, the newest first. A click
     compares two of a row (compare_samples.js). A prompt that a resume has changed is a row of its own."""
     rows: dict[tuple[int, str], list[RunSample]] = {}
     for sample in with_resumed(run):
@@ -51,13 +51,13 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 def _cost_html(progress: reader.RunProgress, active: bool) -> str:
     """What the newest set of samples cost, and all of them."""
     event = next(reversed(progress.events.get("preview", ())), {})
-    pictures, seconds, share = (event.get(name) for name in ("pictures", "seconds", "share"))
-    if not all(isinstance(number, int | float) for number in (pictures, seconds, share)):
+    images, seconds, share = (event.get(name) for name in ("pictures", "seconds", "share"))
+    if not all(isinstance(number, int | float) for number in (images, seconds, share)):
         return ""
     template = "{pictures} in {seconds} s; samples took {share} of the training"
     said = Message(
         "{pictures} in {seconds} s; samples took {share} of the training so far" if active else template,
-        pictures=counted(int(as_float(pictures)), "sample image"),
+        pictures=counted(int(as_float(images)), "sample image"),
         seconds=f"{seconds:.1f}",
         share=f"{share:.0%}",
     )
@@ -65,7 +65,7 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
 
 
 def learned_html(run: reader.RecordedRun) -> str:
-    """Of a run that has ended: its samples at the start, halfway and at the end, as one picture."""
+    """Of a run that has ended: its samples at the start, halfway and at the end, as one image."""
     sheet = None if run.active else arrange_samples([sample.event for sample in with_resumed(run)])
     if sheet is None:
         return ""
@@ -82,9 +82,9 @@ def learned_html(run: reader.RecordedRun) -> str:
 
 def _row(number: int, words: str, samples: list[RunSample]) -> str:
     prompt = words or Message("Prompt {number}", number=number + 1)
-    pictures = "".join(_sample_html(sample, prompt) for sample in reversed(samples[-MAX_PICTURES:]))
+    images = "".join(_sample_html(sample, prompt) for sample in reversed(samples[-MAX_SAMPLES:]))
     prompt_html = html.escape(str(prompt))
-    return f'<p title="{prompt_html}"{data(prompt)}>{prompt_html}</p><div class="strip" role="group">{pictures}</div>'
+    return f'<p title="{prompt_html}"{data(prompt)}>{prompt_html}</p><div class="strip" role="group">{images}</div>'
 
 
 def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
@@ -116,17 +116,17 @@ def sample_address(run_id: str, place: int) -> str:
 
 
 def serve_sample(run_id: str, place: int | str, small: bool) -> Response:
-    """A picture by its run and its index among that run's samples or "newest"; nothing else can be requested."""
+    """An image by its run and its index among that run's samples or "newest"; nothing else can be requested."""
     try:
         run = reader.find_run(run_id)
         path = sample_file(run, _newest(run) if isinstance(place, str) else place)
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None
-    return serve_picture(path, small)
+    return serve_image(path, small)
 
 
-def serve_picture(path: Path, small: bool) -> Response:
-    """A picture that the page may show, whole or as a thumbnail."""
+def serve_image(path: Path, small: bool) -> Response:
+    """An image that the page may show, whole or as a thumbnail."""
     body = thumbnail(path, path.stat().st_mtime_ns) if small else whole(path)
     kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
     return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
@@ -137,7 +137,7 @@ def _newest(run: reader.RecordedRun) -> int:
 
 
 def show_learned(query: Mapping[str, str]) -> Response:
-    """The picture of what a run has learned, from its samples."""
+    """The image of what a run has learned, from its samples."""
     try:
         run = reader.find_run(str(query.get("run") or ""))
     except KeyError:
@@ -151,9 +151,9 @@ def show_learned(query: Mapping[str, str]) -> Response:
         sample = samples[place]
         with (
             contextlib.suppress(ConfigError, ValueError, OSError),
-            _open_sample(file_of_event(sample.run, sample.event)) as picture,
+            _open_sample(file_of_event(sample.run, sample.event)) as image,
         ):
-            return picture.convert("RGB")
+            return image.convert("RGB")
         return None
 
     png = io.BytesIO()
@@ -179,8 +179,8 @@ def file_of_event(run: reader.RecordedRun, event: JsonMapping) -> Path:
 def size_of_event(run: reader.RecordedRun, event: JsonMapping) -> tuple[int, int] | None:
     """The width and height of a sample's event; None if its file is gone or is not an image of this run."""
     try:
-        with _open_sample(file_of_event(run, event)) as picture:
-            return picture.width, picture.height
+        with _open_sample(file_of_event(run, event)) as image:
+            return image.width, image.height
     except (ConfigError, ValueError):
         return None
 
@@ -189,9 +189,9 @@ def size_of_event(run: reader.RecordedRun, event: JsonMapping) -> tuple[int, int
 def thumbnail(path: Path, changed: int) -> bytes:
     """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
     jpeg = io.BytesIO()
-    with _open_sample(path) as picture:
-        picture.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))  # a JPEG is then decoded at a fraction of its size
-        small = picture.convert("RGB")
+    with _open_sample(path) as image:
+        image.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))  # a JPEG is then decoded at a fraction of its size
+        small = image.convert("RGB")
         small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
         small.save(jpeg, "JPEG", quality=82)
     return jpeg.getvalue()
@@ -206,10 +206,10 @@ def _open_sample(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError("This image is too large to be shown.")
-        picture = Image.open(path, formats=("PNG", "JPEG", "WEBP"))
+        image = Image.open(path, formats=("PNG", "JPEG", "WEBP"))
     except (OSError, ValueError, Image.DecompressionBombError):
         raise ConfigError("This image cannot be read.") from None
-    if picture.width * picture.height > MAX_PIXELS:
-        picture.close()
+    if image.width * image.height > MAX_PIXELS:
+        image.close()
         raise ConfigError("This image is too large to be shown.")
-    return picture
+    return image

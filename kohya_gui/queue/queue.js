@@ -138,7 +138,7 @@ async function actOnRun(act, run, more = {}) {
 }
 
 /**
- * Ask before a run is stopped: whether it is meant, and whether the queue goes on.
+ * Ask before a run is stopped: whether it is meant, and whether the queue continues.
  * @param {string} act
  * @param {string} run
  * @param {string} text

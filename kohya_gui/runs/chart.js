@@ -288,7 +288,7 @@ export class OneChart {
 }
 
 /**
- * The value at a place, or the last one before it, as a line goes on until its next point.
+ * The value at a place, or the last one before it, as a line continues until its next point.
  * @param {(number | null | undefined)[]} ys
  * @param {number[]} xs
  * @param {number | null} at

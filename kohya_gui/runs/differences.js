@@ -14,7 +14,7 @@ export class Differences {
   constructor(runs) {
     this.runs = runs;
     this.other = make("select", { "aria-label": translated("Compare the settings with") });
-    this.other.addEventListener("change", () => this.find());
+    this.other.addEventListener("change", () => this.compare());
     this.answer = make("div", { className: "differences" });
     this.element = make("section", { className: "run-settings" },
       make("div", { className: "section-head" }, make("h3", {}, translated("Settings")),
@@ -23,7 +23,7 @@ export class Differences {
   }
 
   async load() {
-    if (this.runs.length > 1) return this.find();
+    if (this.runs.length > 1) return this.compare();
     try {
       const { presets, runs, first } = await ask("run-choices", { run: this.runs[0] });
       const group = (/** @type {string} */ label, /** @type {string[][]} */ entries) => entries.length
@@ -32,13 +32,13 @@ export class Differences {
         : [];
       this.other.replaceChildren(...group("Presets", presets), ...group("Runs", runs));
       this.other.value = first;
-      await this.find();
+      await this.compare();
     } catch (error) {
       this.fail(error);
     }
   }
 
-  async find() {
+  async compare() {
     const sides = [...(this.runs.length > 1 ? [] : [this.other.value]), ...this.runs.map((run) => `run:${run}`)];
     if (!sides[0]) return this.answer.replaceChildren(make("p", { className: "quiet" },
       translated("There is nothing to compare these settings with.")));

@@ -1,4 +1,4 @@
-// The samples of a run: prompts as rows, steps as columns. New pictures appear while it trains.
+// The samples of a run: prompts as rows, steps as columns. New images appear while it trains.
 import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
@@ -48,7 +48,7 @@ export class Gallery {
     this.rows = MAX_ROWS;
     /** @type {Grid} */
     this.grid = arranged([]);
-    /** @type {Map<string, HTMLElement>} cells by prompt, step and time of the picture */
+    /** @type {Map<string, HTMLElement>} cells by prompt, step and time of the image */
     this.cells = new Map();
     this.more = make("div", { className: "more-samples" });
     this.table = make("table", { className: "gallery" });
@@ -104,7 +104,7 @@ export class Gallery {
   }
 
   /**
-   * A cell, the one that is there already unless its picture is another one now.
+   * A cell, the one that is there already unless its image is another one now.
    * @param {string} row
    * @param {number} step
    * @param {Sample | undefined} sample
@@ -117,13 +117,13 @@ export class Gallery {
       const about = step
         ? say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(row) })
         : say("Sample of the base model: {prompt}", { prompt: this.promptOf(row) });
-      const picture = make("img", {
-        src: this.picture(row, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
+      const image = make("img", {
+        src: this.addressOf(row, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
       });
-      picture.addEventListener("error", () => picture.replaceWith(
+      image.addEventListener("error", () => image.replaceWith(
         make("span", { className: "gone" }, translated("The file is gone"))), { once: true });
       const button = makeButton("", () => this.open(row, step), { className: "shot", "aria-label": about });
-      button.append(picture);
+      button.append(image);
       cell.append(button);
     }
     this.cells.set(key, cell);
@@ -140,7 +140,7 @@ export class Gallery {
    * @param {number} step
    * @param {boolean} [small]
    */
-  picture(row, step, small = false) {
+  addressOf(row, step, small = false) {
     const { run = "", place = 0, made = 0 } = this.grid.samples.get(keyOf(row, step)) ?? {};
     const query = new URLSearchParams({ of: String(made), ...(small ? { small: "true" } : {}) });
     return addressOfApi(pathOfRun(run, `samples/${place}?${query}`));
@@ -157,16 +157,16 @@ export class Gallery {
       rows: () => this.grid.rows.map(({ key }) => key),
       steps: (of) => this.grid.steps.filter((at) => this.grid.samples.has(keyOf(of, at))),
       promptOf: (of) => this.promptOf(of),
-      picture: (of, at) => this.picture(of, at),
+      addressOf: (of, at) => this.addressOf(of, at),
     });
   }
 
-  /** The newest step that has pictures. */
+  /** The newest step that has images. */
   get newest() {
     return this.grid.steps.at(-1);
   }
 
-  /** Show the newest pictures first. */
+  /** Show the newest images first. */
   toEnd() {
     const { scroll } = this;
     scroll.scrollLeft = scroll.scrollWidth;

@@ -1,4 +1,4 @@
-// Notifications: of the browser, when asked for by a button, and a webhook.
+// Notifications: of the browser, once a button has allowed them, and of a webhook.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
@@ -61,7 +61,7 @@ function notify(text, tag) {
 /** @param {HTMLElement} room */
 export function mountNotices(room) {
   const details = find(room, ".notices", HTMLDetailsElement);
-  details.addEventListener("toggle", () => details.open && void fill(find(details, ".ways")));
+  details.addEventListener("toggle", () => details.open && void fill(find(details, ".channels")));
 }
 
 /** @param {HTMLElement} place */
@@ -71,17 +71,17 @@ async function fill(place) {
     said.textContent = text;
     said.classList.toggle("bad", bad);
   };
-  place.replaceChildren(browserWay(tell), said);
+  place.replaceChildren(browserChannel(tell), said);
   try {
     const { address, here } = await ask("webhook");
-    said.before(webhookWay(address, here, tell));
+    said.before(webhookChannel(address, here, tell));
   } catch (error) {
     tell(messageOf(error), true);
   }
 }
 
 /** @param {(text: string, bad?: boolean) => void} tell */
-function browserWay(tell) {
+function browserChannel(tell) {
   const button = makeButton("", async () => {
     if (isOn()) {
       choice("off");
@@ -100,7 +100,7 @@ function browserWay(tell) {
   };
   show();
   button.disabled = !isSupported();
-  return make("div", { className: "way" }, button, make("p", { className: "quiet" }, translated(
+  return make("div", { className: "channel" }, button, make("p", { className: "quiet" }, translated(
     isSupported()
       ? "When a run ends or fails, or the queue waits for you, as long as this page is open in a window."
       : "This browser does not let pages notify at this address: they need https, or this computer's own address.")));
@@ -111,14 +111,14 @@ function browserWay(tell) {
  * @param {boolean} here whether this is the computer itself
  * @param {(text: string, bad?: boolean) => void} tell
  */
-function webhookWay(address, here, tell) {
+function webhookChannel(address, here, tell) {
   const about = make("p", { className: "quiet" }, translated(
     "A webhook receives the same as JSON, without images and paths, even while this page is closed."));
   if (!here) {
     const now = address ? say("Messages go to {address}.", { address }) : translated("None is set.");
     const only = translated("It can be changed only on the computer that runs this page.");
     const title = make("p", {}, make("b", {}, "Webhook"));
-    return make("div", { className: "way" }, title, about, make("p", {}, now, " ", only));
+    return make("div", { className: "channel" }, title, about, make("p", {}, now, " ", only));
   }
   const field = make("input", {
     id: "webhook-address", type: "url", value: address, spellcheck: false, autocomplete: "off", placeholder: "https://",
@@ -131,7 +131,7 @@ function webhookWay(address, here, tell) {
       tell(messageOf(error), true);
     }
   };
-  return make("div", { className: "way" },
+  return make("div", { className: "channel" },
     make("label", { for: "webhook-address" }, translated("Address of a webhook")),
     make("div", { className: "line" }, field, makeButton(translated("Save address"), () => press("store")),
       makeButton(translated("Send a test"), () => press("test"))), about);

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from kohya_gui.runs import differences, folders, page_parts
 from kohya_gui.server import paths, vendored
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message
 from library.runs import export, keys, reader, webhook
@@ -45,7 +45,7 @@ class RunsRoom:
         }
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
+    def image_handlers(self) -> dict[str, ImageHandler]:
         return {"run-export": self.export, "run-file": self.saved_file}
 
     def export(self, query: Mapping[str, str]) -> Response:

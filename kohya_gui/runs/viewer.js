@@ -5,7 +5,7 @@ import { find, hit, make, makeButton } from "../server/elements.js";
 
 /**
  * @typedef {{ row: string, step: number, rows: () => string[], steps: (row: string) => number[],
- *   promptOf: (row: string) => string, picture: (row: string, step: number) => string }} Shown rows are prompts
+ *   promptOf: (row: string) => string, addressOf: (row: string, step: number) => string }} Shown rows are prompts
  */
 
 /** @type {HTMLDialogElement | undefined} */
@@ -14,7 +14,7 @@ let dialog;
 let shown;
 /** @type {number | null} the step that lies over the other, from the left */
 let before = null;
-/** The share of the width at which the left picture ends. */
+/** The share of the width at which the left image ends. */
 let at = 50;
 
 /** @param {Shown} what */
@@ -94,7 +94,7 @@ function turn(by) {
   render();
 }
 
-/** @param {PointerEvent} event that drags the border between two pictures */
+/** @param {PointerEvent} event that drags the border between two images */
 function drag(event) {
   if (before === null || (event.type === "pointermove" && !event.buttons)) return;
   event.preventDefault();
@@ -114,9 +114,9 @@ function render() {
   const { row, step } = shown, steps = shown.steps(row), rows = shown.rows();
   const prompt = shown.promptOf(row);
   find(dialog, "header p").textContent = prompt;
-  show(find(dialog, ".after", HTMLImageElement), shown.picture(row, step), `${titleOf(step)}: ${prompt}`);
+  show(find(dialog, ".after", HTMLImageElement), shown.addressOf(row, step), `${titleOf(step)}: ${prompt}`);
   const under = find(dialog, "img.before", HTMLImageElement), isPair = before !== null && before !== step;
-  if (isPair) show(under, shown.picture(row, before ?? 0), `${titleOf(before ?? 0)}: ${prompt}`);
+  if (isPair) show(under, shown.addressOf(row, before ?? 0), `${titleOf(before ?? 0)}: ${prompt}`);
   dialog.classList.toggle("pair", isPair);
   find(dialog, ".stage").style.setProperty("--at", `${at}%`);
   find(dialog, ".left-step").textContent = isPair ? titleOf(before ?? 0) : "";

@@ -5,9 +5,9 @@ import { go } from "../server/addresses.js";
 import { watcher } from "../tools/commands.js";
 import { promptStrips } from "./strips.js";
 
-/** @typedef {import("./strips.js").Picture} Picture */
+/** @typedef {import("./strips.js").SampleImage} SampleImage */
 /**
- * @typedef {{ columns: string[], saved: string[], rows: string[], cells: (Picture | null)[][], losses: string[],
+ * @typedef {{ columns: string[], saved: string[], rows: string[], cells: (SampleImage | null)[][], losses: string[],
  *   likeness: string[], held_out: boolean, best: number | null, reason: string, notes: string[], folder: string }}
  *   Comparison
  */

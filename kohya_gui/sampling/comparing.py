@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from kohya_gui.panel import samples
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import ApiRequest, Handler, PictureHandler
+from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler
 from kohya_gui.tools.commands import job_status, refuse_second
 from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
@@ -38,7 +38,7 @@ class FileComparison:
         return {"comparing_choices": self.choices, "comparing_begin": self.begin, "comparing_found": self.found}
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
+    def image_handlers(self) -> dict[str, ImageHandler]:
         return {"compared": self.show}
 
     def choices(self, request: ApiRequest) -> JsonObject:
@@ -115,7 +115,7 @@ class FileComparison:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A picture of a comparison by its position; nothing else can be requested."""
+        """An image of a comparison by its position; nothing else can be requested."""
         try:
             place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
             folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
@@ -124,7 +124,7 @@ class FileComparison:
                 raise ValueError("not an image of a comparison")
         except (KeyError, ValueError):
             raise ConfigError("There is no such image.") from None
-        return samples.serve_picture(path, bool(query.get("small")))
+        return samples.serve_image(path, bool(query.get("small")))
 
 
 def comparison_html() -> str:
@@ -171,7 +171,7 @@ def _format_if_number(value: object, form: str) -> str:
 
 
 def _comparison_cell(query: JsonObject, copy: object) -> JsonObject:
-    """The addresses of a picture, and the name of the training picture that it nearly copies."""
+    """The addresses of an image, and the name of the training image that it nearly copies."""
     return {
         "small": "own/compared?" + urlencode({**query, "small": 1}),
         "large": "own/compared?" + urlencode(query),

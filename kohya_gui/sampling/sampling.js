@@ -8,8 +8,8 @@ import { grow, valueToSend, watcher } from "../tools/commands.js";
 import { promptStrips } from "./strips.js";
 import { keepWritten, writtenFor } from "./written.js";
 
-/** @typedef {import("./strips.js").Picture} Picture */
-/** @typedef {{ columns: string[], rows: string[], cells: (Picture | null)[][], folder: string }} Sheet */
+/** @typedef {import("./strips.js").SampleImage} SampleImage */
+/** @typedef {{ columns: string[], rows: string[], cells: (SampleImage | null)[][], folder: string }} Sheet */
 /** @typedef {[name: string, title: string]} Choice */
 
 // Fields that only some models have a use for.
@@ -239,7 +239,7 @@ async function renderSheet(name) {
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
     if (!cells.length || (sheets().value !== name && nextSheet !== name)) return;
     if (sheets().value !== name) {
-      nextSheet = ""; // with its first pictures it is one of the list
+      nextSheet = ""; // with its first images it is one of the list
       return void (await refresh(name));
     }
     part(".board").hidden = false;

@@ -1,4 +1,4 @@
-"""The tab Try it: pictures with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
+"""The tab Try it: images with LoRAs, embeddings and LLLite side by side; samples of runs in the same way."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -17,7 +17,7 @@ from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from kohya_gui.sampling import comparing
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, PictureHandler
+from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, ImageHandler
 from kohya_gui.tools.commands import job_status, lora_row, refuse_second
 from library import families
 from library.config import ineffective
@@ -66,8 +66,8 @@ class SamplingTab:
         }
 
     @property
-    def picture_handlers(self) -> dict[str, PictureHandler]:
-        return {"generated": self.show, **self.comparison.picture_handlers}
+    def image_handlers(self) -> dict[str, ImageHandler]:
+        return {"generated": self.show, **self.comparison.image_handlers}
 
     def choices(self, request: ApiRequest) -> JsonObject:
         """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
@@ -88,7 +88,7 @@ class SamplingTab:
         files = dict.fromkeys(Path(folder, str(event.get("file") or "")) for event in events.get("saved", ()))
         weight_files = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         settings = _run_settings(run)
-        # A resumed run that has made none yet begins with the prompts of the one that it goes on from.
+        # A resumed run that has made none yet begins with the prompts of the one that it continues.
         made = events.get("sample") or [sample.event for sample in with_resumed(run)]
         seeds = {str(event.get("prompt") or ""): samples.seed_of_event(event) for event in made}  # of the newest ones
         prompts_of_file, fields = self._rows(settings)
@@ -149,7 +149,7 @@ class SamplingTab:
         return {"job": job_status(jobs.start_job(SAMPLE_KIND, words, place))}
 
     def sheet(self, request: ApiRequest) -> JsonObject:
-        """Pictures in rows and columns: of a comparison, or of a run's samples by prompt and step."""
+        """Images in rows and columns: of a comparison, or of a run's samples by prompt and step."""
         name = request.text("name")
         if name.startswith(RUN):
             return _of_samples(reader.existing_run(name.removeprefix(RUN)))
@@ -174,13 +174,13 @@ class SamplingTab:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A picture of a comparison by its position; nothing else can be requested."""
+        """An image of a comparison by its position; nothing else can be requested."""
         try:
             files = jobs.find_job(query.get("job")).result["files"]
             path = paths.existing_file(files[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
         except (KeyError, ValueError, IndexError, TypeError):
             raise ConfigError("There is no such image.") from None
-        return samples.serve_picture(path, bool(query.get("small")))
+        return samples.serve_image(path, bool(query.get("small")))
 
     def _config(self, request: ApiRequest) -> tuple[RunConfig, str]:
         """What a comparison needs of a form or a run's config, and the word that it teaches."""
@@ -313,7 +313,7 @@ def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
 
 
 def _of_samples(run: reader.RecordedRun) -> JsonObject:
-    """The samples of a run and of those that it goes on from: a row for each prompt, a column for each step. A prompt
+    """The samples of a run and of those that it continues: a row for each prompt, a column for each step. A prompt
     that a resume has changed is a row of its own."""
     made = {
         (int(sample.event.get("number") or 0), str(sample.event.get("prompt") or ""), sample.step): sample

@@ -1,4 +1,4 @@
-// Says when the page's server does not answer, until it does. Whatever polls goes on, so the page comes back by itself.
+// Says when the page's server does not answer, until it does. Polling continues, so the page comes back by itself.
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "./elements.js";
 import { address, UNANSWERED } from "./http.js";

@@ -5,7 +5,7 @@ import { remember } from "../i18n/sentences.js";
 const PAGE = new URL("../../../", import.meta.url);
 
 /**
- * The address of a request; of a GET request, such as for a picture, with its query.
+ * The address of a request; of a GET request, such as for an image, with its query.
  * @param {string} name
  * @param {Record<string, string>} [query]
  */
@@ -16,13 +16,13 @@ export const address = (name, query) =>
 export const UNANSWERED = "The page's server does not answer: is it still running?";
 
 /** @type {Map<string, string>} a sentence from the server -> the folder that it asks to allow */
-const asking = new Map();
+const foldersToAllow = new Map();
 
 /**
  * The folder that a sentence from the server asks to allow, if any.
  * @param {string} sentence
  */
-export const folderToAllow = (sentence) => asking.get(sentence);
+export const folderToAllow = (sentence) => foldersToAllow.get(sentence);
 
 /**
  * Send a request of the page's own. The answer is JSON, whose shape the callers declare.
@@ -44,7 +44,7 @@ export class Refusal extends Error {
 }
 
 /**
- * An address of the API that scripts use, too, such as of a picture.
+ * An address of the API that scripts use, too, such as of an image.
  * @param {string} path below /api/v1
  */
 export const addressOfApi = (path) => new URL(`api/v1/${path}`, PAGE).href;
@@ -85,7 +85,7 @@ async function answerOf(where, body) {
     document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status, failed } }));
   }
   remember(answer.texts ?? []);
-  for (const [sentence, folder] of Object.entries(answer.allow ?? {})) asking.set(sentence, folder);
+  for (const [sentence, folder] of Object.entries(answer.allow ?? {})) foldersToAllow.set(sentence, folder);
   if (answer.error) throw new Refusal(answer);
   return answer;
 }

@@ -1,4 +1,4 @@
-"""The API of the page's own scripts: JSON requests by POST, and pictures by GET.
+"""The API of the page's own scripts: JSON requests by POST, and images by GET.
 
 Requests pass the same checks as all others (Host, Origin, token). Their content type is JSON: a form on another site
 cannot send that without a preflight request of the browser, which is refused.
@@ -68,7 +68,7 @@ class ApiRequest:
 
 
 Handler = Callable[[ApiRequest], JsonObject]
-PictureHandler = Callable[[Mapping[str, str]], Response]
+ImageHandler = Callable[[Mapping[str, str]], Response]
 PieceHandler = Callable[[Mapping[str, str], bytes], JsonObject]  # the query, and a piece of a file
 
 
@@ -81,19 +81,19 @@ class JsonApi:
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
-        self.picture_handlers: dict[str, PictureHandler] = {}
+        self.image_handlers: dict[str, ImageHandler] = {}
         self.piece_handlers: dict[str, PieceHandler] = {}
         self.here_only: set[str] = set()  # requests that only a browser on this computer may send
 
     def add(
         self,
         handlers: Mapping[str, Handler],
-        pictures: Mapping[str, PictureHandler] | None = None,
+        images: Mapping[str, ImageHandler] | None = None,
         pieces: Mapping[str, PieceHandler] | None = None,
     ) -> None:
-        """Add handlers of JSON (POST), of pictures (GET, which may change nothing) and of pieces of files (POST)."""
+        """Add handlers of JSON (POST), of images (GET, which may change nothing) and of pieces of files (POST)."""
         self.handlers.update(handlers)
-        self.picture_handlers.update(pictures or {})
+        self.image_handlers.update(images or {})
         self.piece_handlers.update(pieces or {})
 
     def attach(self, app: FastAPI) -> None:
@@ -123,7 +123,7 @@ class JsonApi:
         return _json(await run_in_threadpool(_handled, handle))
 
     async def _get(self, name: str, request: Request) -> Response:
-        show = self.picture_handlers.get(name)
+        show = self.image_handlers.get(name)
         if show is None:
             return Response("There is nothing here.", 404)
         try:

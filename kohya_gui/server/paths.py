@@ -25,7 +25,7 @@ MAX_CONFIG_BYTES = 1_000_000  # bytes of a config; a real one has a few thousand
 CONFIGS = (".toml",)
 
 
-# Places of models and pictures outside the home: other disks, and mounts of rented machines.
+# Places of models and images outside the home: other disks, and mounts of rented machines.
 PLACES = (
     "/workspace",
     "/data",

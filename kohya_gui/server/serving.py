@@ -209,7 +209,7 @@ def _free_port(host: str, after: int) -> int:
 def announce(arguments: argparse.Namespace, port: int, access: JsonObject) -> None:
     """Print the page's address, and open it in a browser if there is a screen."""
     token = "" if arguments.user else access["token"]
-    print(f"Kohya Trainer is at {url(arguments.host, port, token)}  (Ctrl+C ends it; trainings go on)", flush=True)
+    print(f"Kohya Trainer is at {url(arguments.host, port, token)}  (Ctrl+C ends it; trainings continue)", flush=True)
     if arguments.user:
         print(f"It asks for the password of {arguments.user}.", flush=True)
     if "SSH_CONNECTION" in os.environ and is_loopback(arguments.host):

@@ -95,7 +95,7 @@ function card(job, open) {
 }
 
 /**
- * Whether the pictures that processes make are shown below their list, which may then not push them down.
+ * Whether the images that processes make are shown below their list, which may then not push them down.
  * @param {HTMLElement} where
  */
 const isAbove = (where) => where.matches(".sampling *");
@@ -134,7 +134,7 @@ function fill(where, children) {
 }
 
 /**
- * Show the cards of processes; above pictures, those that have ended before the newest one in a fold.
+ * Show the cards of processes; above images, those that have ended before the newest one in a fold.
  * @param {HTMLElement} where
  * @param {Job[]} jobs
  */

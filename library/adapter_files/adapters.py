@@ -76,13 +76,17 @@ def read_lora(path: str | Path, preferred: str = "") -> Lora:
     """
     stored, metadata = storage.open_adapter(path)
     try:
-        groups = grouped(stored)
+        groups = group_by_module(stored)
         family = names.find_lora_family(groups, metadata, names.module_sizes(stored.shapes()), preferred)
         style = style_of(groups)
         if style == "diffusers":
             add_alphas(groups, metadata)
-        adapters = assembled({name: parts for name, parts in groups.items() if LayerChange(parts).is_plain}, family)
-        changes = placed({name: parts for name, parts in groups.items() if not LayerChange(parts).is_plain}, family)
+        adapters = assemble_adapters(
+            {name: parts for name, parts in groups.items() if LayerChange(parts).is_plain}, family
+        )
+        changes = place_changes(
+            {name: parts for name, parts in groups.items() if not LayerChange(parts).is_plain}, family
+        )
     except ConfigError as e:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
@@ -95,7 +99,7 @@ def read_lora(path: str | Path, preferred: str = "") -> Lora:
     return Lora(family, adapters, metadata, style, changes)
 
 
-def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
+def rename_for_kohya(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
     """Return the tensors of an adapter file of any kind for a family, under kohya's names. Raises ConfigError."""
     if all(name.startswith("lora_") for name in tensors) and not names.of_other_tree(tensors, family):
         return tensors
@@ -108,7 +112,7 @@ def kohya_named(path: Path, tensors: dict[str, Tensor], family: str) -> dict[str
         return {names.kohya_key(name): tensor for name, tensor in tensors.items()}
 
 
-def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
+def find_odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
     """Return what is wrong with a module's alpha, which must be one number if present; "" if nothing."""
     if ALPHA not in parts or parts[ALPHA].numel() == 1:
         return ""
@@ -116,7 +120,7 @@ def odd_alpha(name: str, parts: Mapping[str, Tensor]) -> MessageLike:
     return Message(template, name=name, count=parts[ALPHA].numel())
 
 
-def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def group_by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return {module's name: its tensors, such as "down", "up" and "alpha"}. Raises ConfigError for unknown keys and
     incomplete modules.
     """
@@ -124,15 +128,15 @@ def grouped(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for key in tensors:
         parts = names.split_any(key, tensors.keys())
         if parts is None:
-            raise ConfigError(not_known(key) if _has_adapters(tensors) else NO_LORA)
+            raise ConfigError(unknown_key_message(key) if _has_adapters(tensors) else NO_LORA)
         groups.setdefault(parts[0], {})[parts[1]] = tensors[key]
     for name, parts in groups.items():
         if missing := {DOWN, UP} - parts.keys() if LayerChange(parts).kind.title == "LoRA" else ():
             raise ConfigError(HALF, name=name, matrix=min(missing))
-        if len({DOWN, UP} & parts.keys()) == 2 and not fit_together(parts):
+        if len({DOWN, UP} & parts.keys()) == 2 and not matrices_fit(parts):
             shapes = f"{list(parts[UP].shape)} and {list(parts[DOWN].shape)}"
             raise ConfigError("{name} has matrices {shapes}, which do not fit together", name=name, shapes=shapes)
-        if odd := odd_alpha(name, parts):
+        if odd := find_odd_alpha(name, parts):
             raise ConfigError(odd)
         if missing := LayerChange(parts).missing:
             raise ConfigError(LACKS, name=name, kind=LayerChange(parts).title, parts=", ".join(missing))
@@ -146,12 +150,12 @@ def _has_adapters(keys: Collection[str]) -> bool:
     return any(key.startswith("lora_") or other_kind(key) or names.split_any(key, keys) for key in keys)
 
 
-def fit_together(parts: Mapping[str, Tensor]) -> bool:
+def matrices_fit(parts: Mapping[str, Tensor]) -> bool:
     up, down = parts[UP], parts[DOWN]
     return min(up.ndim, down.ndim) >= 2 and up.shape[1] == down.shape[0]
 
 
-def not_known(key: str) -> Message:
+def unknown_key_message(key: str) -> Message:
     """Return a message about a key that belongs to no adapter."""
     if kind := other_kind(key):
         return Message("{key} belongs to {kind}, not to LoRA or LyCORIS: choose another file", key=key, kind=kind)
@@ -172,7 +176,7 @@ def style_of(keys: Iterable[str]) -> str:
     return "comfy" if first.startswith(("diffusion_model.", "text_encoders.")) else "diffusers"
 
 
-def assembled(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
+def assemble_adapters(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, AdapterFactors]:
     """Return adapters by module; slices of fused layers are joined exactly."""
     adapters: dict[Module, AdapterFactors] = {}
     pieces_by_module: dict[Module, list[AdapterFactors | None]] = {}
@@ -192,7 +196,7 @@ def assembled(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[M
     return adapters | {module: fuse_factors(parts) for module, parts in pieces_by_module.items()}
 
 
-def placed(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
+def place_changes(groups: Mapping[str, Mapping[str, Tensor]], family: str) -> dict[Module, LayerChange]:
     """Return modules that are no plain LoRA. Raises ConfigError for a slice of a layer that is fused here."""
     # Only products of plain LoRA can be joined and split.
     out: dict[Module, LayerChange] = {}

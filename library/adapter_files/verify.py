@@ -69,7 +69,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
         return findings
     if not groups:
         kinds = filter(adapters.other_kind, unknown)
-        findings.problems.append(next(map(adapters.not_known, kinds), Message(adapters.NO_LORA)))
+        findings.problems.append(next(map(adapters.unknown_key_message, kinds), Message(adapters.NO_LORA)))
         return findings
     if unknown:
         findings.problems.append(
@@ -91,8 +91,10 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
             groups, metadata, names.module_sizes(stored.shapes()), model.family if model else ""
         )
         plain = {name: parts for name, parts in sound.items() if LayerChange(parts).is_plain}
-        modules: dict[Module, Part] = {**adapters.assembled(plain, findings.family)}
-        modules |= adapters.placed({name: parts for name, parts in sound.items() if name not in plain}, findings.family)
+        modules: dict[Module, Part] = {**adapters.assemble_adapters(plain, findings.family)}
+        modules |= adapters.place_changes(
+            {name: parts for name, parts in sound.items() if name not in plain}, findings.family
+        )
     except ConfigError as e:
         findings.problems.append(e.said)
         return findings
@@ -143,9 +145,9 @@ def _check_module(findings: Findings, name: str, parts: dict[str, Tensor]) -> bo
 def _fit_problem(name: str, parts: dict[str, Tensor], change: LayerChange) -> MessageLike:
     if change.kind.title == "LoRA" and (missing := sorted({DOWN, UP} - parts.keys())):
         return Message("{name} has no {part} matrix", name=name, part=missing[0])
-    if odd := adapters.odd_alpha(name, parts):
+    if odd := adapters.find_odd_alpha(name, parts):
         return odd
-    if {DOWN, UP} <= parts.keys() and not adapters.fit_together(parts):
+    if {DOWN, UP} <= parts.keys() and not adapters.matrices_fit(parts):
         template = "{name} has matrices {up} and {down}, which do not fit together"
         return Message(template, name=name, up=list(parts[UP].shape), down=list(parts[DOWN].shape))
     if problem := change.problem(name):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from library.bench import machine, prepared_model, report
-from library.bench.pictures import PictureBench, picture_ways
+from library.bench.images import ImageBench, image_ways
 from library.bench.report import BLOCKS, DECODE, ENCODE, ENCODERS, SAMPLE, STEP
 from library.bench.subjects import FamilySubject, Subject
 from library.config.json_types import JsonMapping, JsonObject
@@ -34,7 +34,7 @@ class BenchRun:
     plan: timing.TimingPlan
     compile_all: bool = False  # also text encoders and VAE, which a training runs eagerly
     say: Callable[[str], None] = print
-    ways: Sequence[str] | None = None  # to generate pictures; None for all of this device
+    ways: Sequence[str] | None = None  # to generate images; None for all of this device
     rows: list[JsonObject] = field(default_factory=list)
     rate: JsonObject = field(default_factory=dict)
 
@@ -78,20 +78,20 @@ class BenchRun:
 
     def _todo(self) -> Iterator[tuple[JsonObject, Callable[[], Iterator[JsonObject]]]]:
         """Yield units of measurement: the start of their row, and the function that measures them."""
-        has_pictures = SAMPLE in self.parts and isinstance(self.subject, FamilySubject)  # with text and decoding
-        if ENCODERS in self.parts or has_pictures:
+        has_images = SAMPLE in self.parts and isinstance(self.subject, FamilySubject)  # with text and decoding
+        if ENCODERS in self.parts or has_images:
             for name in self.subject.encoders():
                 yield {"part": f"text encoder {name}", "candidate": "eager"}, lambda name=name: self._encoder(name)
         for part in (ENCODE, DECODE):
-            for at in self.resolutions if part in self.parts or (has_pictures and part == DECODE) else ():
+            for at in self.resolutions if part in self.parts or (has_images and part == DECODE) else ():
                 row = {"part": part, "resolution": at, "candidate": "eager"}
                 yield row, lambda part=part, at=at: self._vae(part, at)
         if SAMPLE in self.parts and isinstance(self.subject, FamilySubject):
             for resolution in self.resolutions:
-                pictures = PictureBench(self.subject, self.device, self.plan, resolution)
-                for way in picture_ways(self.device) if self.ways is None else self.ways:
+                bench = ImageBench(self.subject, self.device, self.plan, resolution)
+                for way in image_ways(self.device) if self.ways is None else self.ways:
                     row = {"part": SAMPLE, "resolution": resolution, "candidate": way}
-                    yield row, lambda way=way, pictures=pictures: pictures.rows(way)
+                    yield row, lambda way=way, bench=bench: bench.rows(way)
         if BLOCKS in self.parts or STEP in self.parts:
             for resolution in self.resolutions:
                 costs: list[prepared_model.StepCost] = []  # counted with the first candidate for all of this size

@@ -8,7 +8,7 @@ from library.config.problems import Message, MessageLike, counted, join_messages
 
 Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = STEP_PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
-SAMPLE = "sample"  # only on request: generating pictures, which is no part of a step
+SAMPLE = "sample"  # only on request: generating images, which is no part of a step
 UNEVEN = 1.35  # p90 / p50 from which times count as unsteady
 NEAR = 1.03  # times within this ratio count as equal; then the smaller memory decides
 

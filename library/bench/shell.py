@@ -32,7 +32,7 @@ from library.runs import layout
 if TYPE_CHECKING:
     from library.bench.subjects import Subject
 
-PICTURE = "picture.svg"
+CHART_FILE = "picture.svg"
 BENCH_PARTS = (*report.STEP_PARTS, report.SAMPLE)
 EXAMPLES = """
 kohya bench --family NAME --size full            a model of real size with random weights, on this GPU
@@ -125,7 +125,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
 def listed_candidates() -> Iterator[str]:
     """Yield the lines of --list: settings of a training, and ways to generate."""
     yield from (f"{candidate.name:24} {candidate.about}" for candidate in candidates.ALL)
-    yield f'\nwith --part {report.SAMPLE}: {", ".join(candidates.PICTURE_WAYS)}, and "attention KERNEL" for each kernel'
+    yield f'\nwith --part {report.SAMPLE}: {", ".join(candidates.IMAGE_WAYS)}, and "attention KERNEL" for each kernel'
 
 
 def check_bench_options(arguments: argparse.Namespace) -> None:
@@ -204,7 +204,7 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
 
 
 def _measured(arguments: argparse.Namespace, subject: "Subject", work: JobRecord) -> JsonMapping:
-    from library.bench import machine, measure, pictures
+    from library.bench import images, machine, measure
     from library.measuring import timing
 
     device = machine.choose_device(arguments.device)
@@ -216,7 +216,7 @@ def _measured(arguments: argparse.Namespace, subject: "Subject", work: JobRecord
     settings, ways = choose(names) if report.SAMPLE not in parts else [], None
     if report.SAMPLE in parts:
         trains = report.STEP in parts or report.BLOCKS in parts
-        settings, ways = choose_ways(names, choose, [*pictures.picture_ways(device)], trains)
+        settings, ways = choose_ways(names, choose, [*images.image_ways(device)], trains)
     sizes = tuple(int(side) for side in _split_commas(arguments.resolution)) or subject.resolutions
     plan = timing.TimingPlan(arguments.steps, arguments.warmup, arguments.seconds)
     say = (lambda text: None) if arguments.json else functools.partial(print, flush=True)
@@ -245,7 +245,7 @@ def _show(folder: Path, say: Any) -> None:
         return
     text = report.measurements_table(result)
     write_atomic(folder / "table.txt", text + "\n")
-    write_atomic(folder / PICTURE, chart.svg(result))
+    write_atomic(folder / CHART_FILE, chart.svg(result))
     say(f"\n{text}\n\n{folder}")
 
 

@@ -27,8 +27,8 @@ class PreviewTime:
     """How often samples are generated, and how many training steps one time takes as long as."""
 
     times: int
-    pictures: int
-    steps: float  # training steps that last as long as one set of pictures
+    images: int
+    steps: float  # training steps that last as long as one set of images
     share: float  # of the time of the whole training
 
 
@@ -51,7 +51,7 @@ def sentences(
     seconds = needs.step and cost.steps * needs.step
     each = Message(", {seconds} s each time", seconds=f"{seconds:.2g}") if seconds else ""
     facts = {
-        "pictures": counted(cost.pictures, "sample image"),
+        "pictures": counted(cost.images, "sample image"),
         "times": ngettext("once", "{count} times", cost.times),
         "share": share,
         "each": each,

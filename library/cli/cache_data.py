@@ -89,7 +89,7 @@ def main(kind: str, argv: list[str]) -> int:
         train_script.fail(error, code=1)
     except KeyboardInterrupt:
         if environment.first_process():
-            print("Stopped: what was written stays, and the next run goes on from there.", flush=True)
+            print("Stopped: what was written stays, and the next run continues from there.", flush=True)
         return train_script.INTERRUPTED
     return EXIT_DONE
 

@@ -91,7 +91,7 @@ def script_of_toml(path: Path) -> str:
     if script := importers.script_in_name(path, {script: config_class(script) for script in RUNS}):
         return script
     values = read_toml(path)
-    importers.refuse_data(load_toml(path), path)
+    importers.refuse_dataset(load_toml(path), path)
     options_by_script = {script: set(options_of(config_class(script))) for script in RUNS}
     # An option that only some scripts have points to these scripts; unknown names are no evidence.
     telling = {name for name in values if any(name in names for names in options_by_script.values())}

@@ -47,7 +47,7 @@ class Comparison:
     notes: list[Message]
     rows: list[str] = field(default_factory=list)
     seeds: list[int | None] = field(default_factory=list)  # of the rows
-    pictures: list[list[str]] = field(default_factory=list)
+    samples: list[list[str]] = field(default_factory=list)  # paths
     copies: list[list[str]] = field(default_factory=list)  # the training image that a sample nearly copies, or ""
     losses: list[float | None] = field(init=False)
     held_out: bool = False
@@ -73,7 +73,7 @@ class Comparison:
             "saved": [str(file.path) for file in self.files],
             "rows": self.rows,
             "seeds": self.seeds,
-            "files": self.pictures,
+            "files": self.samples,
             "copies": self.copies,
             "losses": self.losses,
             "held_out": self.held_out,
@@ -109,7 +109,7 @@ class FileComparer:
         self._judge(encoder, device)
         comparison.grid = str(comparison.folder / "grid.png")
         sheet = Sheet(
-            [str(file.title) for file in comparison.files], comparison.rows, comparison.folder, comparison.pictures
+            [str(file.title) for file in comparison.files], comparison.rows, comparison.folder, comparison.samples
         )
         save_image(side_by_side(sheet), Path(comparison.grid), {})
         layout.store(comparison.folder / COMPARISON, comparison.as_json())
@@ -151,7 +151,7 @@ class FileComparer:
         sample = ColumnSampler(model, self.prompts, config, columns)
         comparison.rows = [prompt.prompt for prompt in sample.prompts]
         comparison.seeds = seeds_of(sample.prompts)
-        comparison.pictures = comparison.pictures or [[""] * len(comparison.files) for _ in comparison.rows]
+        comparison.samples = comparison.samples or [[""] * len(comparison.files) for _ in comparison.rows]
         comparison.copies = comparison.copies or [[""] * len(comparison.files) for _ in comparison.rows]
         return sample
 
@@ -167,7 +167,7 @@ class FileComparer:
         def keep(row: int, image: Image.Image) -> None:
             path = comparison.folder / f"{row:02d}_{number:02d}.png"
             save_image(image, path, sample.metadata(row, column, str(file.path)))
-            comparison.pictures[row][number] = str(path)
+            comparison.samples[row][number] = str(path)
             self.report(Message("generating"), done + row + 1, total)
             self.store(comparison)
 
@@ -183,7 +183,7 @@ class FileComparer:
         training_paths = [image.path for image in self.images.items if not image.is_reg] if self.images else []
         if training_paths:
             looks = TrainingLooks(_evenly_spread(training_paths, MAX_HASHED_IMAGES), self.report)
-            comparison.copies = [[looks.nearest(path) for path in row] for row in comparison.pictures]
+            comparison.copies = [[looks.nearest(path) for path in row] for row in comparison.samples]
         if encoder and training_paths:
             self._look(encoder, _evenly_spread(training_paths, MAX_ENCODED_IMAGES), device)
         elif not encoder:
@@ -197,7 +197,7 @@ class FileComparer:
         training_features = encoder.features(training, device, self.report)
         copy_threshold = encoders.threshold(training_features)
         for at in range(len(comparison.files)):
-            sample_features = encoder.features([row[at] for row in comparison.pictures], device, self.report)
+            sample_features = encoder.features([row[at] for row in comparison.samples], device, self.report)
             alike = sample_features @ training_features.T  # cosine similarities, as features have unit length
             comparison.likeness[at] = float(alike.mean())
             for row, (value, nearest) in enumerate(zip(*alike.max(dim=1), strict=True)):
@@ -272,12 +272,12 @@ class TrainingLooks:
             if (hashes := looks(path)) is not None:
                 self._known.append((path, hashes))
 
-    def nearest(self, picture: str) -> str:
+    def nearest(self, sample: str) -> str:
         """Return the training image that this image nearly copies, "" if none."""
-        picture_hashes = looks(picture)
-        if picture_hashes is None:
+        sample_hashes = looks(sample)
+        if sample_hashes is None:
             return ""
-        distances = [(_distance(picture_hashes, other), path) for path, other in self._known]
+        distances = [(_distance(sample_hashes, other), path) for path, other in self._known]
         bits, path = min(distances, default=(NEAR + 1, ""))
         return path if bits <= NEAR else ""
 

@@ -19,7 +19,7 @@ ABSENT = "--encoder {name} is not there: write dinov2, clip or the folder of an 
 COPY = 0.95  # cosine similarity from which two images count as near copies
 SURE = 0.99  # the same for training images that are very similar to each other
 AUTO_CLASSES = ("Model", "ImageProcessor")
-PICTURES_PER_BATCH = 16  # batch size
+BATCH_SIZE = 16
 
 
 def check_name(name: str) -> None:
@@ -73,10 +73,10 @@ class ImageEncoder:
         """Return unit-length features [N, D], float32 on the CPU. Raises ConfigError for an unreadable image."""
         self._model.to(device)
         batches = []
-        for start in range(0, len(paths), PICTURES_PER_BATCH):
+        for start in range(0, len(paths), BATCH_SIZE):
             report(Message("encoding images"), start, len(paths))
-            pictures = [_open_picture(path) for path in paths[start : start + PICTURES_PER_BATCH]]
-            pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"].to(device)
+            opened = [_open_image(path) for path in paths[start : start + BATCH_SIZE]]
+            pixels = self._processor(images=opened, return_tensors="pt")["pixel_values"].to(device)
             with torch.inference_mode():
                 batches.append(self._features(pixels).float().cpu())
         self._model.to("cpu")
@@ -100,7 +100,7 @@ def threshold(training: torch.Tensor) -> float:
     return max(COPY, min(SURE, float(alike.max())))
 
 
-def _open_picture(path: str) -> Image.Image:
+def _open_image(path: str) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")

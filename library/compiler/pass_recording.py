@@ -1,4 +1,4 @@
-"""CUDA graphs of passes without gradients: a denoiser's pass for pictures is recorded once per size and replayed.
+"""CUDA graphs of passes without gradients: a denoiser's pass for images is recorded once per size and replayed.
 
 Inputs are copied into the recording's buffers and outputs are copied out, so one recording serves all steps, prompts
 and seeds of a size. Weights must stay where they are. All recordings share a memory pool, apart from the training's.

@@ -1,4 +1,4 @@
-"""Whether compiled blocks pay within the work that is left, in a training and for pictures."""
+"""Whether compiled blocks pay within the work that is left, in a training and for images."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ class PlanState(enum.Enum):
     COMPILING = enum.auto()  # those that are due compile when they run next
     COMPILED = enum.auto()  # those that are due have their graphs
     STAYS_EAGER = enum.auto()  # none is compiled: it does not pay, or failed beside the run
-    GIVEN_UP = enum.auto()  # compiling failed, and the run goes on without (compile_fallback)
+    GIVEN_UP = enum.auto()  # compiling failed, and the run continues without (compile_fallback)
 
 
 class PlanEvent(enum.Enum):

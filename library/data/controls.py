@@ -60,7 +60,7 @@ def mask_of(survey: "Survey", subset: SubsetConfig, image: Image) -> str:
     return listing.path(name)
 
 
-def without_pictures(survey: "Survey") -> Iterator[Problem]:
+def find_missing_controls(survey: "Survey") -> Iterator[Problem]:
     """Return problems of images without mask or control image, one per folder that should hold them."""
     for place, images in survey.unreferenced.items():
         template = (
@@ -101,7 +101,7 @@ def without_pictures(survey: "Survey") -> Iterator[Problem]:
             )
 
 
-def without_images(survey: "Survey") -> Iterator[Problem]:
+def find_unused_controls(survey: "Survey") -> Iterator[Problem]:
     """Yield masks, control and reference images that belong to no image."""
     image_folders = {real_place(folder) for folder in {os.path.dirname(image.path) for image in survey.images.items}}
     for folder, used in sorted(survey.beside.items()):
@@ -161,7 +161,9 @@ def _check_number(
     folder_is_missing = not are_listed and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     source = next(iter(subset.control_directories), subset.metadata_file)
     if too_few and not folder_is_missing and source and os.path.exists(source):
-        survey.unreferenced.setdefault(source, []).append(image.path)  # `without_pictures` makes one problem of them
+        survey.unreferenced.setdefault(source, []).append(
+            image.path
+        )  # `find_missing_controls` makes one problem of them
     elif folder_is_missing or too_few or len(paths) > use.most:
         survey.problems.append(_wrong_number(subset, image, len(paths), use))
 

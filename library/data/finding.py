@@ -9,7 +9,7 @@ from library.config.dataset import DatasetConfig, drafted
 from library.config.problems import ConfigError, Problem, Report, counted
 from library.config.run_config import RunConfig
 from library.data import folder_problems, folders, held_out
-from library.data.controls import without_images, without_pictures
+from library.data.controls import find_missing_controls, find_unused_controls
 from library.data.folders import about_images, some
 from library.data.images import Image, ImageSet, balance, bucket_rules
 from library.data.pixels import decoding
@@ -52,12 +52,12 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     split = held_out.hold_out(datasets, learned, regular, config.steps.seed or 0, resumed)
     survey.copies, survey.warnings = split.copies, [*survey.warnings, *held_out.split_warnings(split, resumed)]
     train, validation = _image_sets(survey, datasets, split)
-    survey.problems += [*without_pictures(survey), *_learned_as_regular(config, datasets)]
+    survey.problems += [*find_missing_controls(survey), *_learned_as_regular(config, datasets)]
     if not train.items and not survey.problems:
         survey.problems.append(_why_none(config, datasets, validation))
     survey.images = train
     survey.problems = [*dict.fromkeys(survey.problems)]  # an image at several sizes repeats its problems
-    survey.warnings = [*dict.fromkeys([*survey.warnings, *without_images(survey)])]
+    survey.warnings = [*dict.fromkeys([*survey.warnings, *find_unused_controls(survey)])]
     train.validation = validation if validation.items else None
     train.warnings, train.unused = (*survey.other_captions, *survey.warnings), tuple(survey.unused)
     return survey

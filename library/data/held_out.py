@@ -256,8 +256,8 @@ def split_warnings(split: Split, resumed: Earlier | None) -> Iterator[Problem]:
     if in_both := sorted(held & {image.path for images in split.learned for image in images}):
         yield Problem(
             "validation_split",
-            ": the training of this state began with {count} that are trained on and validated, and goes on with them, "
-            "as the losses would not be comparable otherwise; a new training holds them out: {names}",
+            ": the training of this state began with {count} that are trained on and validated, and continues with "
+            "them, as the losses would not be comparable otherwise; a new training holds them out: {names}",
             count=counted(len(in_both), "image"),
             names=some_files(in_both),
             topic="images",
@@ -280,7 +280,7 @@ def _resume_warnings(split: Split, state_marks: frozenset[str], held: set[str]) 
         yield Problem(
             "validation_split",
             ": the images that the training of this state held out are gone, so those held out from now on have been "
-            "trained on; put the old ones back to go on validating with them",
+            "trained on; put the old ones back to continue validating with them",
             topic="images",
         )
     elif num_held != split.fresh:

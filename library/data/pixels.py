@@ -281,7 +281,7 @@ def _is_undamaged(file: BinaryIO, image: Image.Image, whole: bool) -> bool:
 
 def _ends_well(file: BinaryIO, kind: str) -> bool:
     """Return whether the file ends as its format requires, so is not truncated."""
-    place = file.tell()  # where Pillow goes on to read
+    place = file.tell()  # where Pillow continues to read
     file.seek(0)
     head = file.read(12)
     length = file.seek(0, 2)

@@ -89,7 +89,7 @@ def demo_toml(
         for name, lines in family_tables.items()
     }
     title_comment = f"# {title_of_training(script, model)}, on the tiny model and the dozen images that the demo made."
-    return rendered([title_comment, *usage(script, model)], merged(tables, family_tables))
+    return render_toml([title_comment, *usage_comment(script, model)], merge_tables(tables, family_tables))
 
 
 def encoding_tables() -> Tables:
@@ -126,7 +126,7 @@ def output_tables(output: Path, model: str, kind: str) -> Tables:
     }
 
 
-def usage(script: str, model: str) -> list[str]:
+def usage_comment(script: str, model: str) -> list[str]:
     """Return the comment that says how to train with a TOML."""
     return [
         "# For a real training, change the paths and the values whose comment says so. Start it with:",
@@ -134,12 +134,12 @@ def usage(script: str, model: str) -> list[str]:
     ]
 
 
-def merged(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
+def merge_tables(tables: Tables, added: Mapping[str, list[Line]]) -> Tables:
     order = [name for name in ("model", "noise", *tables) if name in added or name in tables]
     return {name: [*tables.get(name, ()), *added.get(name, ())] for name in dict.fromkeys(order)}
 
 
-def rendered(head: Sequence[str], tables: Tables) -> str:
+def render_toml(head: Sequence[str], tables: Tables) -> str:
     blocks = ["\n".join([f"[{table}]", *map(_toml_line, lines)]) for table, lines in tables.items()]
     return "\n".join(head) + "\n\n" + "\n\n".join(blocks) + "\n"
 
@@ -159,7 +159,7 @@ def _learning(kind: str, module: str) -> Tables:
         tables["embedding"] = [
             ("token_string", WORD, "a word that the model does not know"),
             ("num_vectors_per_token", 2, ""),
-            ("init_word", "cat", "a word that is near in meaning"),
+            ("init_word", "cat", "a word of similar meaning"),
         ]
     elif kind == "lllite":
         tables["control"] = [("network_dim", 8, "real: 64"), ("cond_emb_dim", 8, "real: 32")]

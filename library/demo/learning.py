@@ -78,7 +78,9 @@ def learning_toml(script: str, small: SmallModel, files: Mapping[str, Path], fol
     model_tables = {name: lines for name, lines in small.tables(files).items() if compiled or name != "compile"}
     title = title_of_training(script, family)
     title_comment = f"# {title}: a small trained model learns the {zorb.NAME}, a character that is new to it."
-    return configs.rendered([title_comment, *configs.usage(script, family)], configs.merged(tables, model_tables))
+    return configs.render_toml(
+        [title_comment, *configs.usage_comment(script, family)], configs.merge_tables(tables, model_tables)
+    )
 
 
 def _learning(kind: str, small: SmallModel, module: str) -> Tables:

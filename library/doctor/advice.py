@@ -56,7 +56,7 @@ def _lora_presets() -> list[tuple[int, Path]]:
     )
 
 
-def settings_for_pictures(facts: MachineFacts) -> list[tuple[JsonObject, Message]]:
+def settings_for_images(facts: MachineFacts) -> list[tuple[JsonObject, Message]]:
     """Return options for generating images on this GPU, each with its reason; none without a GPU."""
     if not facts.memory_gb:
         return []
@@ -78,11 +78,11 @@ def settings_for_pictures(facts: MachineFacts) -> list[tuple[JsonObject, Message
     return settings
 
 
-def pictures_sentence(facts: MachineFacts) -> Message | str:
+def images_sentence(facts: MachineFacts) -> Message | str:
     """Return the settings for images in words, "" without a GPU."""
     parts = [
         Message("{settings} ({why})", settings=format_changes(options), why=why)
-        for options, why in settings_for_pictures(facts)
+        for options, why in settings_for_images(facts)
     ]
     return join_messages(parts, "; ") if parts else ""
 

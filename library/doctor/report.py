@@ -112,7 +112,7 @@ def examine_machine(quick: bool = False) -> Iterator[MachineFinding]:
             disk.compiled_code,
             home_page,
             lambda: suggest_settings(reported),
-            lambda: suggest_for_pictures(reported),
+            lambda: suggest_for_images(reported),
         ]
     )
 
@@ -212,11 +212,11 @@ def suggest_settings(findings: list[MachineFinding]) -> MachineFinding:
     return ok("settings", advice.advice_sentence(facts), **data)
 
 
-def suggest_for_pictures(findings: list[MachineFinding]) -> MachineFinding:
+def suggest_for_images(findings: list[MachineFinding]) -> MachineFinding:
     """Recommend settings for generating images, with the reasons."""
     facts = machine_facts(findings)
-    options = {name: value for each, _ in advice.settings_for_pictures(facts) for name, value in each.items()}
-    return ok("images", advice.pictures_sentence(facts), options=options)
+    options = {name: value for each, _ in advice.settings_for_images(facts) for name, value in each.items()}
+    return ok("images", advice.images_sentence(facts), options=options)
 
 
 def machine_facts(findings: list[MachineFinding]) -> advice.MachineFacts:

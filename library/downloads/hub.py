@@ -222,7 +222,9 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
             if isinstance(e, OSError) and e.errno is not None:  # of the disk
                 raise
             reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-            template = "The download of {name} was interrupted ({reason}): start it again, it goes on where it stopped."
+            template = (
+                "The download of {name} was interrupted ({reason}): start it again, it continues where it stopped."
+            )
             raise ConfigError(template, name=file.name, reason=reason) from e
 
 

@@ -10,10 +10,10 @@ from library.importers.files import (
     convert_foreign_dataset,
     import_content,
     import_file,
+    is_foreign_config,
     is_foreign_dataset,
-    of_others,
     parse_file,
-    refuse_data,
+    refuse_dataset,
     script_in_name,
 )
 from library.importers.kohya_export import export

@@ -66,8 +66,8 @@ def import_file(
     if path.suffix.lower() in command_line.SUFFIXES:
         return _import_command(path, configs, script, may_read)
     file = parse_file(path)
-    refuse_data(file, path)
-    if path.suffix.lower() != ".toml" and not of_others(file):
+    refuse_dataset(file, path)
+    if path.suffix.lower() != ".toml" and not is_foreign_config(file):
         _refuse_prompts(file, path)
         template = (
             "{path} is of none of the programs whose settings are read here ({programs}); files of {flat} are TOML"
@@ -90,7 +90,7 @@ def _import_command(path: Path, configs: Configs, script: str, may_read: MayRead
     return replace(imported, notes=(*command.notes, *imported.notes))
 
 
-def refuse_data(settings: JsonMapping, path: Path) -> None:
+def refuse_dataset(settings: JsonMapping, path: Path) -> None:
     """Raise ConfigError for a file that contains only data sets and no training."""
     kind = next((kind for kind in DATASETS if kind.is_dataset(settings)), None)
     if kind and (kind is diffusion_pipe_data or not settings.keys() - {"general", "datasets"}):
@@ -169,7 +169,8 @@ def _is_named(script: str, stem: str, configs: Configs) -> bool:
     return script in stem if script.startswith(configs[script].family) else script == stem
 
 
-def of_others(settings: JsonMapping) -> bool:
+def is_foreign_config(settings: JsonMapping) -> bool:
+    """Return whether a config is of another trainer. Raises ConfigError for one of a program that is not read."""
     _refuse_programs(settings)
     return any(reader.recognises(settings) for reader in IMPORTERS)
 

@@ -129,16 +129,16 @@ NAMED = {candidate.name: candidate for candidate in ALL}
 ALL_NAMES = "all"  # stands for every name
 
 RECORDED = "recorded"
-EAGER_PICTURES = {"sample_compile": "false", "compile": False}
-COMPILED_PICTURES = {"sample_compile": "true", "compile": False}
-# Ways to generate pictures, the baseline first -> options that are set for it. With each attention kernel of a machine
+EAGER_IMAGES = {"sample_compile": "false", "compile": False}
+COMPILED_IMAGES = {"sample_compile": "true", "compile": False}
+# Ways to generate images, the baseline first -> options that are set for it. With each attention kernel of a machine
 # there is another one.
-PICTURE_WAYS: Mapping[str, JsonMapping] = {
-    "eager": {**EAGER_PICTURES, "cuda_graphs": "false"},
-    RECORDED: {**EAGER_PICTURES, "cuda_graphs": "true"},
-    "compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
-    f"compiled+{RECORDED}": {**COMPILED_PICTURES, "cuda_graphs": "true"},
-    "compiled+cached": {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"},
+IMAGE_WAYS: Mapping[str, JsonMapping] = {
+    "eager": {**EAGER_IMAGES, "cuda_graphs": "false"},
+    RECORDED: {**EAGER_IMAGES, "cuda_graphs": "true"},
+    "compiled": {**COMPILED_IMAGES, "cuda_graphs": "false"},
+    f"compiled+{RECORDED}": {**COMPILED_IMAGES, "cuda_graphs": "true"},
+    "compiled+cached": {**COMPILED_IMAGES, "cuda_graphs": "false", "sample_cache": "auto"},
 }
 
 

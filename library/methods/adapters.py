@@ -271,7 +271,7 @@ class SplitLoraLinear(LoraLinear):
         # Separate adapters are block-diagonal in the file, so one with other values was trained as a whole.
         off_diagonal = [block for i, row in enumerate(blocks) for j, block in enumerate(row) if i != j]
         if any(bool(block.any()) for block in off_diagonal):
-            raise ValueError("was trained without split_qkv; leave split_qkv out to go on with it")
+            raise ValueError("was trained without split_qkv; leave split_qkv out to continue with it")
         for i, part in enumerate(self.lora_up):
             part.weight.copy_(blocks[i][i])
 

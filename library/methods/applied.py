@@ -94,7 +94,7 @@ class AppliedChange:
 
     def _factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors in the dtype and on the device in which the layer computes, scaled and rounded as in a
-        training (factor_cache.py), whose previews are then the pictures of its file.
+        training (factor_cache.py), whose previews are then the images of its file.
         """
         dtype, known = wanted_type(x), self._on_device.get(LORA[0])
         if known is None or known.device != x.device or known.dtype != dtype:

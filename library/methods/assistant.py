@@ -1,6 +1,6 @@
-"""The LoRA that keeps a distilled model distilled while it trains, and is off in pictures (`assistant_lora`).
+"""The LoRA that keeps a distilled model distilled while it trains, and is off in images (`assistant_lora`).
 
-It stays beside the layers, and adds to their outputs until it is switched off, so that weights and pictures are exact.
+It stays beside the layers, and adds to their outputs until it is switched off, so that weights and images are exact.
 """
 
 import types

@@ -64,7 +64,7 @@ def file_of(path: str | Path, family: str, read: Callable[..., dict[str, Tensor]
     """
     path = Path(path)
     tensors = read(path, "a LoRA file")
-    return adapter_files.kohya_named(path, tensors, family) if path.suffix == ".safetensors" else tensors
+    return adapter_files.rename_for_kohya(path, tensors, family) if path.suffix == ".safetensors" else tensors
 
 
 def plain_file(option: str, path: str | Path, family: str) -> dict[str, Tensor]:

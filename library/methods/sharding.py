@@ -179,7 +179,7 @@ class ShardedModel:
 
     def _collect(self, number: int) -> Tensor:
         if not self._serving:
-            raise RuntimeError("a whole tensor was asked for while no other process serves it")
+            raise RuntimeError("a whole tensor was requested while no other process serves it")
         self._announce(number)
         tensor = self._gather(number)
         assert tensor is not None

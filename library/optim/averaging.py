@@ -2,23 +2,22 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 
-def train_mode(optimizer: Any) -> None:
+def train_mode(optimizer: torch.optim.Optimizer) -> None:
     if callable(switch := getattr(optimizer, "train", None)):
         switch()
 
 
-def eval_mode(optimizer: Any) -> None:
+def eval_mode(optimizer: torch.optim.Optimizer) -> None:
     if callable(switch := getattr(optimizer, "eval", None)):
         switch()
 
 
 @contextlib.contextmanager
-def averaged(optimizer: Any) -> Iterator[None]:
+def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Use the averaged weights of a schedule-free optimizer within this context, for samples, validation and saving.
 
     Afterwards the weights are those from before, bit for bit.
@@ -26,7 +25,7 @@ def averaged(optimizer: Any) -> Iterator[None]:
     if not callable(getattr(optimizer, "eval", None)):
         yield
         return
-    # The optimizer computes them back from the average, with another rounding, so that each picture would change what
+    # The optimizer computes them back from the average, with another rounding, so that each image would change what
     # is learned.
     with kept([p for group in optimizer.param_groups for p in group["params"]]):
         eval_mode(optimizer)

@@ -1,4 +1,4 @@
-"""Whether saved values have the form of those that they replace, so that an optimizer can go on with them."""
+"""Whether saved values have the form of those that they replace, so that an optimizer can continue with them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

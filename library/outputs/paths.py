@@ -149,7 +149,7 @@ def find_output_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "output_name",
             ": {file}{more} would be overwritten; choose another output_name or output_dir, "
-            "move them away, or go on from a state with {other}",
+            "move them away, or continue from a state with {other}",
             file=existing[0],
             more=remainder,
             other=option_name("resume"),

@@ -54,9 +54,9 @@ class Trackers:
         step = self._last["step"] if self._last else None
         self._to_wandb(numbers | ({"epoch": number} if when == "epoch" else {}), step)
 
-    def image(self, name: str, picture: Any, step: int) -> None:
+    def image(self, name: str, image: Any, step: int) -> None:
         if self._wandb:
-            self._to_wandb({name: picture}, step, pictures=True)
+            self._to_wandb({name: image}, step, images=True)
 
     def close(self) -> None:
         """Flush and close."""
@@ -85,15 +85,15 @@ class Trackers:
             self._board = None
             self._failed("TensorBoard", error)
 
-    def _to_wandb(self, values: Mapping[str, Any], step: int | None, pictures: bool = False) -> None:
+    def _to_wandb(self, values: Mapping[str, Any], step: int | None, images: bool = False) -> None:
         """Write numbers or images to Weights & Biases; nothing more after an error, such as of its network."""
         if not self._wandb:
             return
         try:
-            if pictures:
+            if images:
                 import wandb
 
-                values = {name: wandb.Image(picture) for name, picture in values.items()}
+                values = {name: wandb.Image(image) for name, image in values.items()}
             self._wandb.log(values, step=step)
         except Exception as error:
             self._wandb = None
@@ -109,7 +109,7 @@ class Trackers:
         logger.debug("logging failed", exc_info=True)
         why = str(error).strip() or type(error).__name__
         self._warn(
-            Message("nothing more is logged to {tracker} ({why}); the training goes on", tracker=tracker, why=why)
+            Message("nothing more is logged to {tracker} ({why}); the training continues", tracker=tracker, why=why)
         )
 
     def _tags(self, line: JsonMapping) -> dict[str, float]:

@@ -278,7 +278,7 @@ def error_sentence(error: BaseException) -> MessageLike:
 
 @functools.cache
 def package_versions() -> dict[str, str]:
-    """Return versions of packages."""
+    """Return the versions of Python and of the packages that a record names; packages that are missing are left out."""
     # From metadata, so that nothing heavy is imported.
     versions = {"python": platform.python_version()}
     for name in RECORDED_PACKAGES:

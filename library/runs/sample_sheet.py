@@ -1,4 +1,4 @@
-"""The samples of a run as one picture: a row for each prompt; columns show the start, halfway and the end."""
+"""The samples of a run as one image: a row for each prompt; columns show the start, halfway and the end."""
 
 import math
 import textwrap
@@ -12,7 +12,7 @@ from library.config.problems import counted
 
 MAX_ROWS = 8
 CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles above them
-TEXT_SIZE = 20  # readable where the page shows the picture at half its size
+TEXT_SIZE = 20  # readable where the page shows the image at half its size
 LINE_HEIGHT, LETTER_WIDTH = 26, 10  # pixels of a prompt above its row; letters are narrower in the mean
 MAX_LINES = 2
 INK, FAINT, PAPER = (24, 24, 32, 255), (112, 112, 124, 255), (255, 255, 255, 255)

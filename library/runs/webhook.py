@@ -1,4 +1,4 @@
-"""Tell a webhook, an address of the user's, that a run has ended or the queue waits: JSON without pictures or paths.
+"""Tell a webhook, an address of the user's, that a run has ended or the queue waits: JSON without images or paths.
 
 The address may contain a key, so it is in a private file of its own, and in no config, record, log or bundle. A message
 is never worth harming a training: each call returns within seconds, and raises nothing.

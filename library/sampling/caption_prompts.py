@@ -15,7 +15,7 @@ MAX_SHARED_WORDS = 8  # of the common beginning of all captions
 SCENES = ("on a beach at sunset", "in a snowy forest", "in front of a brick wall", "under water")
 # New prompt if captions share no words: it shows what else the training changes.
 SUBJECTS = ("a lighthouse on a cliff", "a red bicycle in front of a bakery", "a bowl of fruit on a wooden table")
-EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit a picture
+EDITS = ("make it a pencil drawing", "make it winter", "make it night")  # the same for models that edit an image
 
 
 # Computed at each start, as stored prompts would no longer fit after images are added.

@@ -1,7 +1,7 @@
-"""Run a denoiser for pictures: through compiled blocks and recorded passes, beside those of a training.
+"""Run a denoiser for images: through compiled blocks and recorded passes, beside those of a training.
 
 The same blocks, backends and options of torch.compile, 8-bit formats, swapped blocks and attention kernels serve a
-training and its pictures. Pictures neither change nor recompile a graph of the training.
+training and its images. Images neither change nor recompile a graph of the training.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from library.families.base import Family, SampleRequest
 from library.families.shared.sampler import Sampler
 from library.memory.compile_targets import Sizes
 from library.memory.prepare import is_sharded
-from library.sampling.picture_attention import picture_attention
-from library.sampling.picture_blocks import PictureBlocks
+from library.sampling.image_attention import image_attention
+from library.sampling.image_blocks import ImageBlocks
 from library.sampling.prompts import Prompt
 from library.sampling.requests import imageless_request
 
@@ -46,14 +46,14 @@ LEAST_PASSES = 8  # of each size, below which recording does not pay
 
 
 @dataclass(frozen=True)
-class PicturesLeft:
+class ImagesLeft:
     """The images that remain to be generated."""
 
-    passes: int  # of the denoiser, over all pictures
+    passes: int  # of the denoiser, over all images
     sizes: Sizes  # number of texts, height and width of the latents of each pass
 
 
-def pictures_left(prompts: Iterable[Prompt], sampler: Sampler, rounds: int = 1) -> PicturesLeft:
+def images_left(prompts: Iterable[Prompt], sampler: Sampler, rounds: int = 1) -> ImagesLeft:
     """Return what these prompts need, each `rounds` times."""
     passes, sizes = 0, {}
     for prompt in prompts:
@@ -61,17 +61,17 @@ def pictures_left(prompts: Iterable[Prompt], sampler: Sampler, rounds: int = 1) 
         height, width = sampler.size(request)
         sizes[2 if sampler.is_guided(request) else 1, height // LATENT, width // LATENT] = None
         passes += rounds * sampler.count_passes(request)
-    return PicturesLeft(passes, tuple(sizes))
+    return ImagesLeft(passes, tuple(sizes))
 
 
 class StartOver(Exception):  # noqa: N818 - no error
-    """Blocks are compiled from here on, so the picture begins again: none is computed in two ways."""
+    """Blocks are compiled from here on, so the image begins again: none is computed in two ways."""
 
 
-class PictureEngine:
-    """How the passes of one denoiser run for pictures: eagerly or compiled, recorded or not."""
+class ImageEngine:
+    """How the passes of one denoiser run for images: eagerly or compiled, recorded or not."""
 
-    def __init__(  # noqa: PLR0913 - the model, and what stands beside its pictures
+    def __init__(  # noqa: PLR0913 - the model, and what stands beside its images
         self,
         denoiser: nn.Module,
         family: Family,
@@ -81,19 +81,19 @@ class PictureEngine:
         training: CompilePlan | None = None,
         make_pool: Callable[[], PassPool] | None = None,
     ) -> None:
-        """`log` is that of the process, `training` the plan of a training whose pictures these are.
+        """`log` is that of the process, `training` the plan of a training whose images these are.
 
         `make_pool` creates the memory of recordings, by default of CUDA graphs.
         """
         self._denoiser, self._family, self._config, self._device = denoiser, family, config, device
         self._log, self._training = log, training
-        self.plan = CompilePlan()  # of pictures; its log has their graphs
+        self.plan = CompilePlan()  # of images; its log has their graphs
         self.recorder = PassRecorder(denoiser, make_pool or CudaPool)
         self.measures = device.type == "cuda"  # whether `auto` times passes, to decide what pays
         self.pass_seconds: float | None = None  # of an eager pass, if it was timed
         self.why_eager: MessageLike = ""  # why blocks are not compiled
-        self._blocks = PictureBlocks(denoiser, self.plan)
-        self._left = PicturesLeft(0, ())
+        self._blocks = ImageBlocks(denoiser, self.plan)
+        self._left = ImagesLeft(0, ())
         self._before_pass: Callable[[], object] = lambda: None
         self._decided = self._measuring = False
         self._records = True
@@ -104,13 +104,13 @@ class PictureEngine:
         if not self.recorder.why_not and make_pool is None and training is None:
             cudagraph.leave_default_stream()
 
-    # ---- around pictures
+    # ---- around images
 
     @contextlib.contextmanager
     def running(
-        self, left: PicturesLeft, before_pass: Callable[[], object] = lambda: None, records: bool = True
+        self, left: ImagesLeft, before_pass: Callable[[], object] = lambda: None, records: bool = True
     ) -> Iterator[None]:
-        """Run the denoiser for pictures within this context; `before_pass` is called before each pass and may raise.
+        """Run the denoiser for images within this context; `before_pass` is called before each pass and may raise.
 
         `records`: whether passes may be recorded, as each computes the same.
         """
@@ -121,7 +121,7 @@ class PictureEngine:
         self._addresses = addresses
         self._decide()
         with (
-            picture_attention(self._config, self._device, in_training=self._training is not None),
+            image_attention(self._config, self._device, in_training=self._training is not None),
             self._log.hand_over(self.plan.log),
             contextlib.ExitStack() as self._way,
         ):
@@ -129,7 +129,7 @@ class PictureEngine:
             yield
         self._note_graphs()
 
-    def pictures(self, sampler: Sampler, requests: Sequence[SampleRequest], draw: Callable[[], T]) -> T:
+    def images(self, sampler: Sampler, requests: Sequence[SampleRequest], draw: Callable[[], T]) -> T:
         """Return what `draw` returns, which calls the sampler with these requests, one batch.
 
         If memory is short, free all recordings; for one request, then predict the two prompts of guidance one after the
@@ -162,7 +162,7 @@ class PictureEngine:
         return gpu_memory.memory_for_tensors(self._device) if self._device.type == "cuda" else None
 
     def close(self) -> None:
-        """Discard recordings and, unless a training goes on, compiled code."""
+        """Discard recordings and, unless a training continues, compiled code."""
         self.recorder.free()
         if self._training is None and self.plan.state is not PlanState.OFF:
             self._log.close()
@@ -281,7 +281,7 @@ class PictureEngine:
             finally:
                 hook.remove()
             return
-        denoiser.__dict__["_receive_pass"], denoiser.__class__ = self._receive_pass, _for_pictures(own)
+        denoiser.__dict__["_receive_pass"], denoiser.__class__ = self._receive_pass, _for_images(own)
         try:
             yield
         finally:
@@ -296,9 +296,9 @@ class PictureEngine:
 
 
 @functools.cache
-def _for_pictures(cls: type[nn.Module]) -> type[nn.Module]:
-    class ForPictures(cls):
+def _for_images(cls: type[nn.Module]) -> type[nn.Module]:
+    class ForImages(cls):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return self.__dict__["_receive_pass"](super().__call__, args, kwargs)
 
-    return keep_class_name(ForPictures, cls)
+    return keep_class_name(ForImages, cls)

@@ -36,7 +36,7 @@ def block_chain(family: Family) -> BlockChain | None:
 
 @dataclass
 class ChainState:
-    """The state kept between the passes of one batch of pictures."""
+    """The state kept between the passes of one batch of images."""
 
     number: int = 0  # of the current pass
     skips: bool = False  # in the current pass
@@ -74,13 +74,13 @@ class FeatureCache:
         return self._chain is not None and self._threshold != OFF
 
     def draw(self, sampler: Sampler, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        """Generate pictures, one batch, whose steps skip blocks."""
+        """Generate images, one batch, whose steps skip blocks."""
         with self.active(2 if sampler.one_by_one else 1):
-            return sampler.pictures(requests)
+            return sampler.images(requests)
 
     @contextlib.contextmanager
     def active(self, passes_per_step: int = 1) -> Iterator[None]:
-        """Skip blocks within this context, which is that of one batch of pictures.
+        """Skip blocks within this context, which is that of one batch of images.
 
         A step may take several passes with different prompts, always in the same order; each has a state of its own.
         """
@@ -115,7 +115,7 @@ class FeatureCache:
 
 @dataclass
 class _Run:
-    """One batch of pictures: the states of its passes, used in turn."""
+    """One batch of images: the states of its passes, used in turn."""
 
     states: list[ChainState]
     threshold: float
@@ -132,7 +132,7 @@ class _Run:
         """Decide whether the other blocks are skipped, by the change that the first block has made [B, ...]."""
         state = self.state
         may_skip = len(state.full) == FULL_PASSES and state.in_a_row < self.max_skipped
-        # The picture of a batch that has moved most decides for all.
+        # The image of a batch that has moved most decides for all.
         state.skips = may_skip and bool(distance(change, state.first_change) < self.threshold)
         state.in_a_row = state.in_a_row + 1 if state.skips else 0
         self.skipped += state.skips

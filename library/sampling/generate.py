@@ -30,7 +30,7 @@ from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
 from library.sampling import prompts as prompt_files
 from library.sampling.batching import BatchSizer, in_batches
-from library.sampling.engine import PictureEngine, pictures_left
+from library.sampling.engine import ImageEngine, images_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.file_checks import missing_files, unusable_files, unusable_folder
 from library.sampling.plan import Column
@@ -129,7 +129,7 @@ class ColumnSampler:
         self._is_ready, self._decoded_by, self._few_steps = False, "", few_steps.sample_lora(config)
         self._columns, self._before_pass, self._changes = columns, before_pass, 0
         denoiser, family, device = model.components.denoiser, model.family, model.world.device
-        self._engine = PictureEngine(denoiser, family, config, device, CompileLog())
+        self._engine = ImageEngine(denoiser, family, config, device, CompileLog())
         self._decoding = replace(AS_SEEN, ground=config.data.transparent_background or "")
         self.prompts = [
             prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
@@ -139,7 +139,7 @@ class ColumnSampler:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
         model = self._model
         with model.computing(), self._applied(column):
-            left = pictures_left(self.prompts, self._sampler, self._columns)
+            left = images_left(self.prompts, self._sampler, self._columns)
             self._columns -= 1
             if not self._is_ready or model.applied.changes_text:  # else the encoded prompts of the last column serve
                 self._sampler, self._is_ready = model.family.sampler(model.components), True
@@ -150,15 +150,15 @@ class ColumnSampler:
                 self._engine.running(left, self._before_pass, records=not self._cache.is_on),
             ):
                 requests = [(row, self._requested(prompt)) for row, prompt in enumerate(self.prompts)]
-                for row, image in in_batches(self._sampler, requests, self._sizer, self._pictures):
+                for row, image in in_batches(self._sampler, requests, self._sizer, self._images):
                     if isinstance(image, Exception):
                         raise _explained(image, requests[row][1])
                     keep(row, image)
                     self._log_shortage()
         self._cache.log_savings()
 
-    def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        return self._engine.pictures(self._sampler, requests, lambda: self._cache.draw(self._sampler, requests))
+    def _images(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        return self._engine.images(self._sampler, requests, lambda: self._cache.draw(self._sampler, requests))
 
     @contextlib.contextmanager
     def _applied(self, column: Column) -> Iterator[None]:

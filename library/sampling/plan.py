@@ -35,7 +35,7 @@ OPTIONS = (
     *("compile_blocks", "compile_cache_dir", "cuda_graphs", "cuda_allow_tf32", "cuda_cudnn_benchmark"),
     *("base_weights", "base_weights_multiplier", "zero_terminal_snr", "transparent_background"),
 )
-OF_STEPS = ("t5xxl_train_length",)  # options of the model that no picture depends on
+OF_STEPS = ("t5xxl_train_length",)  # options of the model that no image depends on
 
 Weighted = Sequence[tuple[Path, float]]  # LoRA files and their strengths
 

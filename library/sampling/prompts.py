@@ -30,7 +30,7 @@ class Prompt:
     scale: float | None = None
     guidance_scale: float | None = None
     sample_sampler: str | None = None
-    control_image_path: tuple[str, ...] | None = None  # reference images, or the picture in which something is painted
+    control_image_path: tuple[str, ...] | None = None  # reference images, or the image in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
     controlnet_image: str | None = None  # the control image of a network that follows one
     flow_shift: float | None = None  # of the sigmas, in place of the model's own

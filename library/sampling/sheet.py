@@ -37,9 +37,9 @@ class Sheet:
 
 def side_by_side(sheet: Sheet) -> Image.Image:
     """Return all images in a grid, under the titles of their columns."""
-    pictures = [[Image.open(name) for name in row] for row in sheet.files]
-    width = max(SMALLEST, max(picture.width for row in pictures for picture in row)) + MARGIN
-    heights = [max(picture.height for picture in row) + MARGIN for row in pictures]
+    samples = [[Image.open(name) for name in row] for row in sheet.files]
+    width = max(SMALLEST, max(sample.width for row in samples for sample in row)) + MARGIN
+    heights = [max(sample.height for sample in row) + MARGIN for row in samples]
     image = Image.new("RGB", (width * len(sheet.columns) + MARGIN, sum(heights) + TITLE + MARGIN), "white")
     pen = ImageDraw.Draw(image)
     top = TITLE
@@ -47,10 +47,10 @@ def side_by_side(sheet: Sheet) -> Image.Image:
         # The default font has only Latin letters; others are dropped.
         plain = title.replace("×", "x").encode("latin-1", "replace").decode("latin-1")
         pen.text((MARGIN + at * width, 6), plain[: width // 7], fill="black")
-    for row, height in zip(pictures, heights, strict=True):
-        for at, picture in enumerate(row):
-            image.paste(picture, (MARGIN + at * width, top))
-            picture.close()
+    for row, height in zip(samples, heights, strict=True):
+        for at, sample in enumerate(row):
+            image.paste(sample, (MARGIN + at * width, top))
+            sample.close()
         top += height
     return image
 

@@ -259,7 +259,7 @@ def main(command: str, kind: str = "user") -> int:
     except (Refusal, KeyboardInterrupt) as error:
         print(f"\n{error}", file=sys.stderr)
         if BEGUN.exists() and command not in ("need", "update"):
-            print(f"The installation stopped before its end. {SETUP} install goes on from there.", file=sys.stderr)
+            print(f"The installation stopped before its end. {SETUP} install continues from there.", file=sys.stderr)
         return 1
     return 0
 

@@ -102,7 +102,7 @@ def resize(arguments: argparse.Namespace) -> int:
     for name, (before, after) in done.ranks.items() if arguments.verbose else ():
         print(f"  {name}: {before} -> {after}")
     if all(after >= before for before, after in done.ranks.values()):
-        print(f"note: no module has more ranks than asked for, so nothing was cut: {done.path} equals {arguments.lora}")
+        print(f"note: no module has more ranks than requested, so nothing was cut: {done.path} equals {arguments.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
     print(
         f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept_share:.1%} of its norm"

@@ -93,7 +93,7 @@ def process_gone(doing: Message, newest: Newest, reported: str = "") -> ProcessG
     if reported:
         return ProcessGone("{said}{then}", said=reported, then=_go_on(newest))
     return ProcessGone(
-        "another process of this training has ended, and none goes on without it ({doing}); its own last lines, or "
+        "another process of this training has ended, and none continues without it ({doing}); its own last lines, or "
         "the system's log, say why{then}",
         doing=doing,
         then=_go_on(newest),

@@ -53,7 +53,7 @@ class Journal:
         self.completed = False  # whether all steps are done, even if a stop was requested during the last one
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
-        self._began, self._previews = self._marks[0][1], (0, 0.0)  # pictures, and seconds that they took
+        self._began, self._previews = self._marks[0][1], (0, 0.0)  # images, and seconds that they took
 
     def __enter__(self) -> "Journal":
         self.requests.listen()
@@ -190,14 +190,14 @@ class Journal:
         if self.trackers:
             self.trackers.image(f"sample_{number}", image, step)
 
-    def previewed(self, step: int, pictures: int, seconds: float) -> None:
+    def previewed(self, step: int, images: int, seconds: float) -> None:
         """Report the time that a set of samples took, and what all of them have cost so far."""
-        total = self._previews = self._previews[0] + pictures, self._previews[1] + seconds
+        total = self._previews = self._previews[0] + images, self._previews[1] + seconds
         share = min(total[1] / max(time.monotonic() - self._began, 1e-3), 1.0)
-        self.event("preview", step=step, pictures=pictures, seconds=round(seconds, 3), share=round(share, 4))
+        self.event("preview", step=step, pictures=images, seconds=round(seconds, 3), share=round(share, 4))
         self.note(previews={"pictures": total[0], "seconds": round(total[1], 3), "share": round(share, 4)})
         self.say(
-            f"{counted(pictures, 'sample image')} in {seconds:.1f} s; samples took {share:.0%} of the training so far"
+            f"{counted(images, 'sample image')} in {seconds:.1f} s; samples took {share:.0%} of the training so far"
         )
 
     def saving(self, state: Path, step: int) -> None:

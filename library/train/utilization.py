@@ -18,7 +18,7 @@ def step_operations(config: RunConfig, kinds: Counter[Kind]) -> float:
     """
     model, done = model_stats(config), 0.0
     for kind, number in kinds.items():
-        width, height = kind[2], latent_area(kind) // (kind[0] * kind[2])  # of one picture with as many pixels
+        width, height = kind[2], latent_area(kind) // (kind[0] * kind[2])  # of one image with as many pixels
         done += number * kind[0] * operations_of_image(config, model, (width * LATENT, height * LATENT))
     return done / kinds.total() * config.steps.gradient_accumulation_steps
 

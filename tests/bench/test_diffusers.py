@@ -1,4 +1,4 @@
-"""Transformers of diffusers by their class: what each is called with is found by itself, or asked for in a sentence."""
+"""Transformers of diffusers by their class: what each is called with is found by itself, or requested in a sentence."""
 
 import json
 
@@ -157,7 +157,7 @@ def test_a_model_that_asks_for_numbers_is_counted_by_running_it():
         ("AutoencoderKL", {}, [], "AutoencoderKL has no repeated blocks with Linear layers"),
     ],
 )
-def test_what_cannot_be_measured_is_told_once_and_in_a_sentence(name, config, more, words, tmp_path, capsys):
+def test_what_cannot_be_measured_is_reported_once_and_in_a_sentence(name, config, more, words, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = ["bench", "--diffusers", name, "--config", str(tmp_path / "config.json"), "--device", "cpu", *more]
     assert main.main([*arguments, "--out", str(tmp_path / "out")]) == 1

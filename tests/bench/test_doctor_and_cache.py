@@ -87,27 +87,27 @@ def test_the_least_memory_that_is_advised_is_that_of_the_smallest_preset(found):
     assert f"{least} GB" in str(advice.advice_sentence(found))
 
 
-FP8_PICTURES = {"fp8_base", "fp8_compute", "sample_compile", "sample_attention"}
-INT8_PICTURES = {"int8_base", "int8_compute", "sample_compile", "sample_attention"}
-CARDS = {  # memory, compute capability, and the options that they are advised for pictures
+FP8_IMAGES = {"fp8_base", "fp8_compute", "sample_compile", "sample_attention"}
+INT8_IMAGES = {"int8_base", "int8_compute", "sample_compile", "sample_attention"}
+CARDS = {  # memory, compute capability, and the options that they are advised for images
     "RTX 2080 Ti": (11.0, (7, 5), {"sample_compile", "sample_attention"}),
-    "RTX 3090": (24.0, (8, 6), INT8_PICTURES),
-    "A100": (80.0, (8, 0), INT8_PICTURES),
-    "RTX 4090": (24.0, (8, 9), FP8_PICTURES),
-    "L40S": (48.0, (8, 9), FP8_PICTURES),
-    "H100": (80.0, (9, 0), FP8_PICTURES),
-    "RTX 5090": (32.0, (12, 0), FP8_PICTURES),
+    "RTX 3090": (24.0, (8, 6), INT8_IMAGES),
+    "A100": (80.0, (8, 0), INT8_IMAGES),
+    "RTX 4090": (24.0, (8, 9), FP8_IMAGES),
+    "L40S": (48.0, (8, 9), FP8_IMAGES),
+    "H100": (80.0, (9, 0), FP8_IMAGES),
+    "RTX 5090": (32.0, (12, 0), FP8_IMAGES),
 }
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_a_card_is_advised_settings_for_pictures_with_reasons(card):
+def test_a_card_is_advised_settings_for_images_with_reasons(card):
     memory, capability, wanted = CARDS[card]
     facts = MachineFacts(memory, capability, capability >= (8, 0), capability >= (8, 9), compiles=True)
-    settings = advice.settings_for_pictures(facts)
+    settings = advice.settings_for_images(facts)
     options = {name: value for each, _ in settings for name, value in each.items()}
     assert options.keys() == wanted and all(str(why) for _, why in settings)
-    said = str(advice.pictures_sentence(facts))
+    said = str(advice.images_sentence(facts))
     assert all(name in said for name in wanted) and ("cuDNN" in said) == (card == "H100")
     config = draft(config_class("flux_train_network"), {**advice.advised_for_machine(facts), **options})
     assert not [*config.precision.check(config), *config.sample.check(config)]

@@ -220,7 +220,7 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
         (["."], ". is a folder, not a file"),
     ],
 )
-def test_mistakes_are_told_in_sentences(arguments, words, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_reported_in_sentences(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.main(["bench", *arguments]) == 1
     assert words in capsys.readouterr().err
@@ -235,7 +235,7 @@ def test_a_class_that_is_none_and_a_config_of_another():
         diffusers_model.class_of("eval")
 
 
-def test_a_model_without_room_is_told_and_nothing_measured_is_a_failure(monkeypatch, capsys):
+def test_a_model_without_room_is_reported_and_nothing_measured_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(machine, "free_bytes", lambda device: 1000)
     arguments = ["bench", "--family", "flux", "--part", "step", "--candidate", "eager", "--resolution", "64"]
     assert main.main([*arguments, "--size", "tiny", "--device", "cpu"]) == 1

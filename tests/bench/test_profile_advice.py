@@ -192,7 +192,7 @@ def test_a_step_that_is_as_it_should_be_gets_no_advice():
     assert rules(facts(compiled, compile=True, peak_gb=60.0, memory_gb=80.0)) == ["dominant"]
 
 
-def test_reading_numbers_from_the_gpu_is_told():
+def test_reading_numbers_from_the_gpu_is_reported():
     counts = [*kernels(gemm=9.5), Row("aten::_local_scalar_dense", 400, 1.0)]  # an optimizer's own, on the host
     assert "syncs" not in rules(facts(counts)) and facts(counts)["reads"] == 0
     waits = facts([*counts, Row("cudaStreamSynchronize", 41, 1.0)])
@@ -222,7 +222,7 @@ def test_a_profiler_that_may_not_see_the_gpu_calls_nothing_idle():
     assert [finding.rule for finding in others] == ["products"]
 
 
-def test_casts_outside_of_compiled_blocks_are_told():
+def test_casts_outside_of_compiled_blocks_are_reported():
     rows = [*kernels(gemm=7.0, copy=2.0), Row("aten::_to_copy", 300, 1.0)]
     assert "casts" in rules(facts(rows, compile=True))
 

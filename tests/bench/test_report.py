@@ -1,4 +1,4 @@
-"""What a bench says of its numbers: the best way, the table, the picture."""
+"""What a bench says of its numbers: the best way, the table, the image."""
 
 from xml.etree import ElementTree
 
@@ -35,7 +35,7 @@ def test_the_table_has_every_measurement_and_every_failure(result):
     )
 
 
-def test_uneven_times_are_told(result):
+def test_uneven_times_are_reported(result):
     assert not report.noise_warning(result)
     for row in report.measured_rows(result):
         row["ms"]["p90"] = 3 * row["ms"]["p50"]

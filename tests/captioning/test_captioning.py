@@ -79,7 +79,7 @@ def test_tags_are_the_models(tmp_path, batch, first):
         assert tagger([red, blue, red]) == ["some body, red dress", "blue sky", "some body, red dress"]
 
 
-def test_limits_and_wishes(tagger):
+def test_tags_follow_thresholds_and_unwanted_words(tagger):
     red = [plain("red", (8, 8))]
     for limits, wanted in (
         (Limits(character=0.95), "red dress"),
@@ -93,7 +93,7 @@ def test_limits_and_wishes(tagger):
     assert Tagger(tagger, Limits(), device="cpu")([plain("#00ff00", (8, 8))]) == [">_<"]
 
 
-def test_pictures_are_put_on_a_white_square_in_bgr():
+def test_images_are_put_on_a_white_square_in_bgr():
     picture = wd14.prepare_picture(plain("red", (8, 4)), 8)
     assert picture.shape == (8, 8, 3) and picture.dtype == np.float32
     assert picture[0, 0].tolist() == [255, 255, 255] and picture[4, 4].tolist() == [0, 0, 255]

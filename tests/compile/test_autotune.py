@@ -68,7 +68,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     assert told["chosen"] == winner and not told["remembered"]
     assert seen[:2] == [{"compile": False}, {"compile": True}]
     assert {"compile": True, "attention_kernel": "math", "compile_dynamic": "false"} in seen
-    assert {"compile": True, "attention_kernel": "flash"} not in seen  # that is what answers anyway
+    assert {"compile": True, "attention_kernel": "flash"} not in seen  # that kernel is chosen anyway
     plain = start(**winner, max_train_steps=4, save_every_n_steps=3)  # a step more, for what is resumed below
     assert outcome.losses == plain.losses[:3]
     tensors = load_file(plain.file.with_stem(f"{plain.file.stem}-step00000003"))

@@ -335,7 +335,7 @@ def test_where_memory_is_short_one_of_several_processes_goes_on():
     run._graphs.processes.waiting.append(9)
     assert run.make_room() and [one.stopped for one in others] == [True, False, True, True]
     assert sorted(run._graphs.processes.waiting) == [0, 2, 3, 9] and run._graphs.processes.waiting[-1] == 9
-    assert "One process goes on" in run.said[0]
+    assert "One process continues" in run.said[0]
     assert run.make_room() and others[1].stopped and run._plan.state is PlanState.STAYS_EAGER
     assert not run.make_room()
 
@@ -389,7 +389,7 @@ def test_the_compiler_is_imported_beside_the_steps_after_the_first(monkeypatch):
     assert imported == [2]
 
 
-def test_a_process_that_fails_is_told_of():
+def test_a_process_that_fails_is_reported():
     run = beside(compiler(), [BlockCall("", "Linear", None, "", True)])
     Ready.made.failures, run._clock.step = ["no compiler (code 1)"], READY
     assert not run.due  # as long as another process runs

@@ -218,7 +218,7 @@ def test_compile_errors_are_told_from_the_models_own():
     assert not blocks.is_compile_error(torch.OutOfMemoryError("x"))
 
 
-def test_a_blank_in_the_path_is_told():
+def test_a_blank_in_the_path_is_reported():
     error = RuntimeError("ld: cannot find -ltorch: No such file\ncollect2: error: ld returned 1 exit status")
     assert "blank" in blocks.compile_error_cause(error, "/home/jo doe/.venv/torch/__init__.py")
     assert blocks.compile_error_cause(error, "/home/jo/.venv/torch/__init__.py").startswith("collect2: error")

@@ -77,7 +77,7 @@ def test_graphs_are_as_many_as_predicted(model_of, varying, case):
 
 
 @several_blocks
-def test_an_assistant_adds_no_graph_and_pictures_leave_those_of_steps_alone(model_of, demo, varying, tmp_path):
+def test_an_assistant_adds_no_graph_and_images_leave_those_of_steps_alone(model_of, demo, varying, tmp_path):
     family = families.family_for(config_of(demo, FLUX))
     layers = targets.find_target_layers(family.load(torch.float32).denoiser, "denoiser", family.adapter_name, ())
     file = lora_file(tmp_path / "a.safetensors", {one.name: one.layer for one in layers if "_single_" in one.name})

@@ -14,7 +14,7 @@ from library.config.problems import ConfigError
 from tests.training import ONE_ADAPTER, config_of, train
 
 # Graphs cost the time of these tests: one case has images of many sizes, the other traces a backward pass too. And the
-# steps from which a resumed run goes on: before a switch, where all of it is repeated; after it; and between two.
+# steps from which a resumed run continues: before a switch, where all of it is repeated; after it; and between two.
 CASES = {
     "3": ("shapes", (2, 4), {"compile_backend": "eager", "compile_blocks": "single:all", "resolution": "96"}),
     "single:2, double:4": (
@@ -80,7 +80,7 @@ def test_repeated_and_resumed_runs_are_equal_bit_for_bit(begins, shallow, reques
         ({"compile_from_step": "transformer:4, single:5"}, "'single:5' is a second step for the same blocks"),
     ],
 )
-def test_what_says_no_step_is_told(values, told):
+def test_a_value_that_names_no_step_is_reported(values, told):
     with pytest.raises(ConfigError, match=told):
         build_config(families.config_class("flux_train_network"), {"compile": True, **values})
 
@@ -114,7 +114,7 @@ def test_two_steps_for_the_same_blocks_are_refused(given):
         ("transformer:100", ""),
     ],
 )
-def test_a_step_after_the_end_of_the_training_is_told(begins, told):
+def test_a_step_after_the_end_of_the_training_is_reported(begins, told):
     values = {"compile": True, "max_train_steps": 100, "compile_from_step": begins}
     config = build_config(families.config_class("sdxl_train_network"), values, notes=[])
     notes = [note for note in config_notes(config) if note.option == "compile_from_step"]
@@ -129,7 +129,7 @@ def test_a_step_after_the_end_of_the_training_is_told(begins, told):
 @pytest.mark.parametrize(
     ("begins", "told"), [("single:4, double:2", ["double"]), ("transformer:4", []), ("40", []), ("single:4", [])]
 )
-def test_a_step_for_blocks_that_are_not_compiled_is_told(begins, told):
+def test_a_step_for_blocks_that_are_not_compiled_is_reported(begins, told):
     values = {"compile": True, "compile_blocks": "single:all", "compile_from_step": begins}
     config = build_config(families.config_class("flux_train_network"), values, notes=[])
     notes = [note for note in config_notes(config) if note.option == "compile_from_step"]

@@ -1,4 +1,4 @@
-"""A training on a large GPU keeps to `gpu_memory_limit`, and takes more only where it could not go on otherwise."""
+"""A training on a large GPU keeps to `gpu_memory_limit`, and takes more only where it could not continue otherwise."""
 
 import contextlib
 from types import SimpleNamespace

@@ -145,7 +145,7 @@ def test_factors_in_one_memory_learn_the_same(way, demo, shapes, tmp_path, monke
         ({}, "Recorded CUDA graphs"),
     ],
 )
-def test_what_is_recorded_by_itself_or_why_not_is_told(changes, told, demo, shapes, tmp_path):  # noqa: F811
+def test_what_is_recorded_by_itself_or_why_not_is_reported(changes, told, demo, shapes, tmp_path):  # noqa: F811
     values = EXACT | {"max_train_steps": 30} | changes
     outcome = train(config_of(demo, SDXL, train_data_dir=shapes, output_dir=tmp_path, **values))
     assert told in (outcome.folder / "log.txt").read_text(encoding="utf-8")

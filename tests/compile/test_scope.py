@@ -73,7 +73,7 @@ def test_what_cannot_be_compiled_together_is_one_sentence(values, words):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
+def test_each_block_has_the_backend_named_last_and_unknown_ones_are_reported():
     values = {"compile": True, "compile_blocks": "double:all=eager,double:1-2=aot_eager,single:3"}
     options = build_config(families.config_class(FLUX), values, notes=[]).compile
     backends = [options.backend_of("DoubleStreamBlock", n) for n in range(4)]
@@ -87,7 +87,7 @@ def test_each_block_has_the_backend_named_last_and_unknown_ones_are_told():
     assert str(sentence).startswith("compile_blocks: PyTorch has no backend called 'eagle'")
 
 
-def test_blocks_that_there_are_not_are_told_once_and_unknown_backends_beside_them():
+def test_blocks_that_there_are_not_are_reported_once_and_unknown_backends_beside_them():
     values = {"compile": True, "compile_blocks": "singel:all", "compile_backend": "eagle"}
     options = draft(families.config_class(FLUX), values).compile  # whose own check has told of the blocks
     (sentence,) = find_compile_problems(options, torch.device("cpu"))

@@ -167,7 +167,7 @@ class Branches(nn.Module):
         return self.up(x) if x.sum() > 0 else x
 
 
-def test_a_block_that_runs_eagerly_although_a_graph_was_made_is_told(forget):
+def test_a_block_that_runs_eagerly_although_a_graph_was_made_is_reported(forget):
     for block, told in ((Drops(), []), (Branches(), ["forward"])):
         with CompileLog() as log:
             blocks.compile_model(options(compile_fullgraph=False), block, [[block]], log=log)

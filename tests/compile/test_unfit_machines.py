@@ -1,4 +1,4 @@
-"""Machines and compilers that fail: one sentence each, and the training goes on in the next best way."""
+"""Machines and compilers that fail: one sentence each, and the training continues in the next best way."""
 
 import logging
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ CARDS: dict[str, tuple[tuple[int, int], bool, dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("script", LORAS)
 @pytest.mark.parametrize("card", CARDS)
-def test_a_card_that_lacks_something_is_told_in_a_sentence(card, script, monkeypatch):
+def test_a_card_that_lacks_something_is_reported_in_a_sentence(card, script, monkeypatch):
     capability, triton, values, option, words = CARDS[card]
     if card == "older than Ampere" and families.facts_of(families.config_class(script).family).exceeds_fp16:
         return  # bf16 is slow there, and the only way
@@ -117,7 +117,7 @@ def test_a_compiler_that_dies_leaves_an_eager_training(script, demo, squares, tm
     assert len(made) == 1 and died.losses == pytest.approx(eager.losses, rel=1e-6)
     (warning,) = [event["text"] for event in died.events("warning") if "ompiling" in event["text"]]
     assert "A compilation subprocess exited unexpectedly" in one_sentence(warning)
-    assert one_sentence(warning).endswith("the run goes on without it.")
+    assert one_sentence(warning).endswith("the run continues without it.")
     assert "exited unexpectedly" in str(died.facts["compile"]["fallback"])
 
 
@@ -131,7 +131,7 @@ def test_a_compiler_that_dies_at_a_later_size_costs_no_step(fallback, accumulate
     died = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "died", **given))
     eager = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "eager", **given | {"compile": False}))
     assert len(made) == 2 and died.losses == pytest.approx(eager.losses, rel=1e-5)
-    assert sum("goes on without it" in one_sentence(event["text"]) for event in died.events("warning")) == 1
+    assert sum("continues without it" in one_sentence(event["text"]) for event in died.events("warning")) == 1
 
 
 @pytest.mark.parametrize("script", LORAS)

@@ -80,7 +80,7 @@ def test_one_size_is_compiled_before_the_first_step_and_no_number_changes(demo, 
     assert phases[0] == (0, graphs) and phases[-1] == (graphs, graphs)
 
 
-def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
+def test_more_steps_to_compare_with_than_there_are_is_reported_before_the_first():
     told, plan, clock = [], CompilePlan(), SimpleNamespace(step=2, total=6, done=False)
     chosen = SimpleNamespace(compile_compare_steps=4, compile_warmup="false", ahead=False)
     chosen.why_not_in_background = lambda config: "compile_compare_steps says when compiling begins"
@@ -103,7 +103,7 @@ def test_more_steps_to_compare_with_than_there_are_is_told_before_the_first():
         ("sdxl_train_network", "transformer:all,resnet:0", 3),
     ],
 )
-def test_a_limit_below_the_graphs_of_a_block_is_told_in_the_check(demo, shapes, tmp_path, script, blocks, needed):
+def test_a_limit_below_the_graphs_of_a_block_is_reported_in_the_check(demo, shapes, tmp_path, script, blocks, needed):
     def told(limit, whole, dynamic="false"):
         values = {"compile_cache_size_limit": limit, "compile_fullgraph": whole, "compile_dynamic": dynamic}
         options = {"train_data_dir": shapes, "resolution": "96", "output_dir": tmp_path, "compile_blocks": blocks}

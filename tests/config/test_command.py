@@ -11,7 +11,7 @@ from library.config.command import quote_command, training_command
 from library.config.problems import ConfigError
 
 
-def test_one_process():
+def test_one_process_is_launched_by_accelerate():
     arguments = training_command(Path("a b") / "run.toml", "flux_train_network")
     assert arguments[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
     assert arguments[-2:] == ["--config_file", str(Path("a b") / "run.toml")]

@@ -192,7 +192,7 @@ def test_a_file_of_data_sets_alone_is_converted_and_is_no_training(tmp_path):
         ),
     ],
 )
-def test_each_model(model, script, expected):
+def test_each_model_is_imported_with_its_script(model, script, expected):
     imported = importers.import_content({**SMALL, "model": model, "adapter": {"type": "lora", "rank": 8}}, CONFIGS)
     assert (
         imported.config.script == script

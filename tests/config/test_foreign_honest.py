@@ -122,7 +122,7 @@ def test_strengths_without_base_weights_are_left_out():
 
 def test_keys_of_other_tabs_tell_a_file_of_kohya_ss():
     lllite = {"cond_emb_dim": 32, "lllite_mlp_dim": 64, "conditioning_data_dir": "/c", "optimizer": "AdamW8bit"}
-    assert importers.of_others(lllite)
+    assert importers.is_foreign_config(lllite)
     with pytest.raises(ConfigError, match="LLLite of Anima"):
         importers.import_content(lllite, CONFIGS)
     flags = {"cond_emb_dim": 32, "conditioning_data_dir": "/c", "optimizer_type": "AdamW8bit"}  # of sd-scripts itself

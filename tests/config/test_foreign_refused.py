@@ -1,4 +1,4 @@
-"""Files that are no training of ours: refused by name, told from data sets, and said as JSON where asked for."""
+"""Files that are no training of ours: refused by name, told from data sets, and reported as JSON on request."""
 
 import json
 

@@ -176,7 +176,7 @@ def noted(script, **options):
         (SDXL, {"max_token_length": 100}, "max_token_length must be one of 150, 225"),
     ],
 )
-def test_rule(script, given, words):
+def test_a_broken_rule_is_explained(script, given, words):
     options = problems(script, **given)
     assert words in options
     assert all(line.strip() for line in options.splitlines())

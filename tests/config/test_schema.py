@@ -190,7 +190,7 @@ def test_rules_across_options_are_reported_with_wrong_values_unless_they_depend_
     assert str(e.value) == "rate must be a number, got 'x'"
 
 
-def test_old_names():
+def test_old_names_are_read_with_a_note():
     notes = []
     config = build_config(Config, {"wrod": "hi", "gui_only": 1, "old": False, "flag": True}, "a.toml", notes)
     assert config.things.word == "hi"

@@ -56,7 +56,7 @@ def answer(family, parts):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_pictures_and_captions_become_what_the_denoiser_reads(demo, name):
+def test_images_and_captions_become_what_the_denoiser_reads(demo, name):
     family, parts = loaded(config_of(demo, families.lora_script(name)))
     assert family.name == name
     latents = family.latents(parts, torch.rand(2, 3, 64, 128) * 2 - 1, torch.Generator().manual_seed(0))
@@ -150,7 +150,7 @@ def test_a_saved_model_loads_as_it_was_trained(demo, squares, tmp_path, script, 
 
 @pytest.mark.parametrize("script", RELATED)
 def test_files_have_the_names_and_metadata_of_sd_scripts(demo, squares, tmp_path, script, learnt):
-    """A whole model in Stable Diffusion's own names, and a word's vectors as emb_params, which go on learning."""
+    """A whole model in Stable Diffusion's own names, and a word's vectors as emb_params, which continue learning."""
     from safetensors import safe_open
 
     outcome, start = learnt(script), config_of(demo, script)
@@ -178,7 +178,7 @@ def same_end(first, other, start):
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *RELATED])
 def test_resuming_after_step_3_equals_6_straight_steps(demo, shapes, tmp_path, script):
-    """Three sizes, so that epochs of 4 batches end within; a schedule that goes on where it was; a seed by chance."""
+    """Three sizes, so that epochs of 4 batches end within; a schedule that continues where it was; a seed by chance."""
     steps = {"max_train_steps": 6, "resolution": "96", "lr_scheduler": "cosine", "lr_warmup_steps": 2, "seed": None}
     straight = trained(
         demo, shapes, script, tmp_path / "a", output_name="m", save_every_n_steps=3, save_state=True, **steps

@@ -35,7 +35,7 @@ def scan_result(data):
         (Edit("remove", find="b", separator="|"), "a|b| c", "a| c"),
     ],
 )
-def test_edits(edit, before, after):
+def test_an_edit_changes_what_it_names_and_nothing_else(edit, before, after):
     assert edit.apply(before) == after
     assert edit.apply(after) in (after, edit.apply(edit.apply(after)))
 

@@ -103,7 +103,7 @@ def test_doubles_by_bytes_and_by_looks(scanned):
     assert sorted(group["how"] for group in scanned.double_groups) == ["alike", "the same"]
 
 
-def test_looks_survive_saving_and_not_another_picture(tmp_path):
+def test_looks_survive_saving_and_not_another_image(tmp_path):
     hashes = []
     for i in range(40):
         for name, side, quality in ((f"{i}.png", 96, None), (f"{i}.jpg", 300, 60)):

@@ -108,7 +108,7 @@ def test_of_many_a_part_is_decoded(tmp_path):
     assert str(warning).startswith("65 images of 65 that were looked at with transparent areas")
 
 
-def test_pictures_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tmp_path):
+def test_images_that_lose_much_to_the_crop_are_counted_with_the_worst_first(tmp_path):
     make.picture(tmp_path / "1_cat" / "fits.png", (70, 64))
     make.picture(tmp_path / "1_cat" / "wide.png", (128, 64))
     make.picture(tmp_path / "1_cat" / "thin.png", (1024, 64))

@@ -277,7 +277,7 @@ def test_texts_of_one_length_are_stacked_in_their_order(shape, dtype):
     assert all(np.array_equal(*pair) for pair in zip(arrays, before, strict=True)), "a batch shares no memory"
 
 
-def test_a_face_is_in_the_picture(tmp_path):
+def test_a_face_is_in_the_image(tmp_path):
     from library.data import augment
 
     for seed in range(20):

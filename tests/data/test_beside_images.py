@@ -325,7 +325,7 @@ WIDE = [  # values, type, what is said, or the share that counts
 
 
 @pytest.mark.parametrize(("values", "kind", "words"), WIDE)
-def test_masks_of_more_than_8_bits_are_told_for_what_they_are(tmp_path, values, kind, words):
+def test_masks_of_more_than_8_bits_are_reported_for_what_they_are(tmp_path, values, kind, words):
     make.folder(tmp_path, "x", (SIZE,))
     (tmp_path / "masks").mkdir()
     path = tmp_path / "masks" / "00.png"

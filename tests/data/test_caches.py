@@ -350,7 +350,7 @@ def test_a_full_disk_is_noticed_before_work(folder, config, monkeypatch):
         encoded(config)
 
 
-def test_networks_end_up_on_the_host_and_progress_is_told(config):
+def test_networks_end_up_on_the_host_and_progress_is_reported(config):
     run, parts = make.Run(), make.parts()
     encoded(config, parts=parts, run=run)
     assert parts.vae.weight.device.type == "cpu"

@@ -125,7 +125,7 @@ def test_untouched_captions_stay_as_they_are(text):
     assert made(text) == text.split("\n")[0]
 
 
-def test_reading_files():
+def test_a_caption_is_the_first_line_that_is_not_blank():
     assert first_line("\n  a cat \nmore\n") == "a cat" and first_line("") == ""
     assert caption_lines(" a cat \n\n a dog\n") == "a cat\na dog"
 

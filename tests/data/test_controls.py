@@ -407,7 +407,7 @@ def test_masks_are_drawn_where_there_are_none_and_each_step_takes_one(tmp_path, 
     assert not all(first.equal(batch.paint) for first, batch in zip(paints, epochs(images, 6), strict=True))
     later = Batches(images, config, 5)
     later.go_to(6, 1)
-    assert torch.equal(next(iter(later)).paint, cached[5 * 2 + 1].paint), "as a training that goes on there"
+    assert torch.equal(next(iter(later)).paint, cached[5 * 2 + 1].paint), "as a training that continues there"
 
     use(inpaints=True, random_masks=2)
     assert len(encoded(config, Family(make.FLUX))[1].seen) == 2 * 2 * 3
@@ -423,6 +423,6 @@ def test_a_cache_is_stale_when_another_kind_of_mask_made_it(tmp_path, use):
         assert not encoded(config, Family(make.FLUX))[1].seen
 
 
-def test_random_masks_cover_a_part_of_every_picture():
+def test_random_masks_cover_a_part_of_every_image():
     shares = [random_mask(size, Random(number)).mean() for number in range(100) for size in ((64, 64), (512, 256))]
     assert all(0 < share < 1 for share in shares) and 0.2 < np.mean(shares) < 0.6

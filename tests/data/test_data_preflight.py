@@ -32,7 +32,7 @@ def test_a_missing_folder_and_a_file_instead_of_one(tmp_path):
 
 
 @pytest.mark.parametrize("rules", ["min_bucket_reso = 32", "bucket_reso_steps = 48\nmin_bucket_reso = 48"])
-def test_impossible_buckets_of_a_dataset_file_are_told_once(tmp_path, rules):
+def test_impossible_buckets_of_a_dataset_file_are_reported_once(tmp_path, rules):
     make.folder(tmp_path / "images", "cat")
     file = tmp_path / "data.toml"
     file.write_text(
@@ -160,7 +160,7 @@ def test_every_bad_image_is_named_at_once(tmp_path):
     assert all(name in message_text for name in named) and "03.png" not in message_text
 
 
-def test_pictures_in_formats_that_are_not_read_are_named(tmp_path):
+def test_images_in_formats_that_are_not_read_are_named(tmp_path):
     folder = make.folder(tmp_path, "1_cat", ((64, 64),))
     for name in ("a.gif", "b.TIFF", "c.heic"):
         make.picture(folder / "x.png").rename(folder / name)

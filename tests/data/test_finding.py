@@ -352,7 +352,7 @@ def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in str(problem)
 
 
-def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_told(tmp_path):
+def test_a_folder_given_twice_in_one_dataset_counts_once_and_is_reported(tmp_path):
     folder = make.folder(tmp_path, "x", ((64, 64),))
     subset = f"[[datasets.subsets]]\nimage_dir = '{folder}'\ncaption_extension = '.txt'\n"
     path = tmp_path / "data.toml"
@@ -395,7 +395,7 @@ def test_missing_masks_and_masks_of_another_size_are_named(tmp_path, masks):
         data.scan(masked(tmp_path, masks))
 
 
-def test_progress_is_told(tmp_path):
+def test_a_scan_reports_its_progress(tmp_path):
     make.folder(tmp_path, "1_cat", ((64, 64),) * 3)
     told = []
     data.scan(make.config(tmp_path), lambda name, *step: told.append((str(name), *step)))

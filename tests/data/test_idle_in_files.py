@@ -10,7 +10,7 @@ REMARK = "{} has no effect here: {}"
 
 
 def remarks(tmp_path, general, subset, table="", script="sdxl_train_network", **options):
-    """What is told of a file of one subset, apart from remarks on its images."""
+    """What is reported of a file of one subset, apart from remarks on its images."""
     folder, file = make.folder(tmp_path, "cats", ((64, 64),) * 2).as_posix(), tmp_path / "images.toml"
     head = f"[general]\nresolution = 64\ncaption_extension = '.txt'\n{general}[[datasets]]\n{table}"
     file.write_text(f"{head}[[datasets.subsets]]\nimage_dir = '{folder}'\n{subset}", encoding="utf-8")

@@ -47,7 +47,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("cache", [make.SDXL, MUSUBI], ids=["npz", "safetensors"])
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_they_are_told_of_and_trained(odd, kind, cache):
+def test_odd_file_names_are_reported_and_trained(odd, kind, cache):
     config = make.config(odd, **OPTIONS[kind])
     for _ in range(2):  # again with what the first time left
         checked = data.check_data(config, 32)

@@ -1,4 +1,4 @@
-"""What a newcomer's folders are told: once, about what is there, and only what matters to the training."""
+"""Remarks on a newcomer's folders: once, about what is there, and only what matters to the training."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_repeats_are_proposed_only_where_something_counts_epochs(tmp_path, value
         (("00",), "2 images without a .txt file, trained without a caption"),
     ],
 )
-def test_missing_captions_are_told_once(tmp_path, captions, expected):
+def test_missing_captions_are_reported_once(tmp_path, captions, expected):
     folder = make.folder(tmp_path, "cats", ((64, 64),) * 3, captions=False)
     for name in captions:
         (folder / f"{name}.txt").write_text("a cat", encoding="utf-8")

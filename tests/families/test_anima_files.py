@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, tmp
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
-    """A training with caches on disk, and what goes on with its files."""
+    """A training with caches on disk, and what later trainings read of them."""
     folder = tmp_path_factory.mktemp("learnt")
     data, made = alike.short_trainings(demo, SCRIPT, folder, network_train_unet_only=True)
     return data, made("plain", caption_dropout_rate=0.25), made
@@ -229,7 +229,7 @@ def test_the_text_encoder_learns_as_in_sd_scripts(demo, tmp_path):
     assert names.find_lora_family([name.partition(".")[0] for name in encoder], {}) == "anima"
 
 
-def test_the_tools_know_it(demo, learnt, tmp_path):
+def test_its_lora_is_merged_verified_and_extracted(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["anima"]["anima"]
     done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")

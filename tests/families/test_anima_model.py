@@ -214,7 +214,7 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline, theirs, captio
 
 
 @pytest.mark.parametrize(("scale", "steps", "shift"), [(4.0, 3, None), (1.0, 2, 1.5)])
-def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, shift):
+def test_a_preview_equals_the_pipelines_image(own, pipeline, scale, steps, shift):
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     request = SampleRequest(CAPTIONS[1], "blurry", width=96, height=64, steps=steps, scale=scale, seed=5, shift=shift)

@@ -121,7 +121,7 @@ def test_captions_are_encoded_as_the_pipeline_does(own, pipeline):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_preview_equals_the_pipelines_picture(own, pipeline):
+def test_a_preview_equals_the_pipelines_image(own, pipeline):
     request = SampleRequest(CAPTIONS[1], "", width=96, height=64, steps=2, scale=1.0, guidance=3.0, seed=5)
     noise = torch.randn(1, 128, 4, 6, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_reported_before_anything_is_loaded(files, tmp_path
     assert said(files, text_encoder=None, cache_text_encoder_outputs_to_disk=True) == []
 
 
-def test_it_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp_path):
+def test_dev_trains_from_nothing_and_again_from_its_caches_alone(files, demo, tmp_path):
     data = pictures(tmp_path / "data", ((64, 64),), repeats=1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1", encoding="utf-8")

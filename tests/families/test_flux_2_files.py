@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
-    """A training with caches on disk and reference images, and what goes on with its files."""
+    """A training with caches on disk and reference images, and what later trainings read of them."""
     folder = tmp_path_factory.mktemp("learnt")
     shown = pictures(folder / "shown", ((96, 64), (64, 64)), repeats=1) / "1_zorb toy"
     data, made = alike.short_trainings(demo, SCRIPT, folder, control_directory=shown)
@@ -234,7 +234,7 @@ def test_lycoris_trains(learnt):
     assert {name.rpartition(".")[0] for name in tensors} >= {"lora_unet_single_blocks_0_linear1"}
 
 
-def test_the_tools_know_it(demo, learnt, tmp_path):
+def test_its_lora_is_merged_verified_and_extracted(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["flux_2"]["flux_2"]
     done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")

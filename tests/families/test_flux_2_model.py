@@ -201,7 +201,7 @@ def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
 
 
 @pytest.mark.parametrize(("scale", "steps", "size"), [(4.0, 3, None), (1.0, 2, (70, 100))])
-def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, size):
+def test_a_preview_equals_the_pipelines_image(own, pipeline, scale, steps, size):
     shown = [Image.effect_noise(size, 90).convert("RGB")] if size else []
     request = SampleRequest(
         CAPTIONS[1], " ", width=96, height=64, steps=steps, scale=scale, seed=5, controls=tuple(shown)
@@ -222,7 +222,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps, siz
     assert np.abs(np.asarray(actual, np.int16) - np.asarray(expected, np.int16)).max() <= 1
 
 
-def test_previews_of_large_pictures_are_shifted_by_the_pipelines_mu():
+def test_previews_of_large_images_are_shifted_by_the_pipelines_mu():
     from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
     for tokens in (256, 4096, 4300, 4301, 9000):

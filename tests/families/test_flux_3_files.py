@@ -71,7 +71,7 @@ def test_a_folder_of_diffusers_has_all_parts_in_its_own_layout(files, tmp_path):
     assert torch.equal(tokens, load_file(files["text_encoder"])["model.embed_tokens.weight"])
 
 
-def test_a_distilled_model_is_told_by_its_header_and_training_it_is_warned_of(files, tmp_path):
+def test_a_distilled_model_is_recognised_by_its_header_and_training_it_is_warned_of(files, tmp_path):
     sizes = replace(random.TINY, distilled=True)
     distilled = random.write_random_model(tmp_path / "distilled", dtype=torch.float32, sizes=sizes)
     own = load_file(distilled["flux_3"])
@@ -196,7 +196,7 @@ def test_a_whole_model_learns_without_references_and_leaves_their_layers_as_they
     assert {"emb_in.image.weight", "single_blocks.3.mlp_out.weight", "txt_in.weight"} <= changed
 
 
-def test_the_tools_know_it(demo, learnt, tmp_path):
+def test_its_lora_is_merged_verified_and_extracted(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["flux_3"]["flux_3"]
     own = load_file(base)

@@ -297,7 +297,7 @@ def test_latents_are_the_pipelines_squares(own, pipeline):
     ("kind", "scale", "shown"),
     [("base", 4.0, ()), ("base", 1.0, ((70, 100),)), ("distilled", 1.0, ((70, 100), (40, 33)))],
 )
-def test_a_preview_equals_the_pipelines_picture(own, distilled, pipeline_of, pipeline, kind, scale, shown):
+def test_a_preview_equals_the_pipelines_image(own, distilled, pipeline_of, pipeline, kind, scale, shown):
     from diffusers import ClassifierFreeGuidance
 
     model_family, parts = own if kind == "base" else (distilled[0], own[1])
@@ -336,7 +336,7 @@ def test_a_preview_equals_the_pipelines_picture(own, distilled, pipeline_of, pip
     ("kind", "scale", "references", "one_by_one"),
     [("base", 1.0, 0, False), ("base", 3.0, 2, False), ("base", 3.0, 1, True), ("distilled", 1.0, 1, False)],
 )
-def test_text_and_references_are_computed_once_for_all_steps_of_a_picture(
+def test_text_and_references_are_computed_once_for_all_steps_of_an_image(
     own, distilled, monkeypatch, kind, scale, references, one_by_one
 ):
     """Bit for bit the picture of steps that compute them again; those of a distilled model depend on the step."""

@@ -249,7 +249,7 @@ def _header(path, folder=None):
     }
 
 
-def test_a_file_that_is_called_kontext_is_told_and_not_guessed(files, tmp_path):
+def test_a_file_that_is_called_kontext_is_reported_and_not_guessed(files, tmp_path):
     path = tmp_path / "flux1-kontext-dev.safetensors"
     path.write_bytes(files["flux"].read_bytes())
     of = family({**files, "flux": path}, **SMALL)

@@ -166,7 +166,7 @@ def test_a_lora_file_is_loaded_whole_by_diffusers_and_has_the_names_of_comfyui(d
         torch.testing.assert_close(change_of(parts), change_of(by_name(tensors)[name]), rtol=1e-3, atol=1e-6)
 
 
-def test_the_tools_know_it(demo, learnt, tmp_path):
+def test_its_lora_is_merged_verified_and_extracted(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["krea_2"]["krea_2"]
     own, tables = load_file(base), load_file(base)

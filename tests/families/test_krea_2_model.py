@@ -198,7 +198,7 @@ def test_latents_are_the_pipelines(own, pipeline):
 
 
 @pytest.mark.parametrize(("version", "scale"), [("raw", 4.5), ("turbo", 0.0)])
-def test_a_preview_equals_the_pipelines_picture(files, own, pipeline, version, scale):
+def test_a_preview_equals_the_pipelines_image(files, own, pipeline, version, scale):
     """The scale of the pipeline is one less than ours, and Turbo has a shift of its own."""
     request = SampleRequest(CAPTIONS[1], "blurry", width=96, height=64, steps=2, scale=scale + 1, seed=5)
     sampler = family(files, model_version=version).sampler(own[1])

@@ -62,7 +62,7 @@ def test_the_name_of_a_file_proposes_the_model_where_headers_look_alike(family, 
         ("sdxl", "NoobAI-XL-V-Pred-1.0.safetensors", {"v_parameterization": True}, []),
     ],
 )
-def test_a_distilled_model_that_is_trained_as_another_is_told_by_its_name(family, path, values, fixes):
+def test_a_distilled_model_that_is_trained_as_another_is_recognised_by_its_name(family, path, values, fixes):
     assert [dict(note.fix) for note in recognition.find_name_notes(family, path, values)] == fixes
 
 

@@ -191,7 +191,7 @@ KINDS = {
 }
 
 
-def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
+def test_images_are_cut_and_counted_as_the_processor_does(own, pipelines):
     pipe = pipelines("QwenImageEditPlusPipeline", False)
     for size in ((392, 392), (600, 260), (40, 50)):
         ours = pictures.cut_into_patches(picture(size), 384 * 384)
@@ -204,7 +204,7 @@ def test_pictures_are_cut_and_counted_as_the_processor_does(own, pipelines):
 
 
 @pytest.mark.parametrize(("version", "sizes"), [("edit-2509", [(64, 96), (90, 50)]), ("edit-2509", [])])
-def test_captions_with_pictures_are_encoded_as_transformers_does(own, pipelines, version, sizes):
+def test_captions_with_images_are_encoded_as_transformers_does(own, pipelines, version, sizes):
     pipe = pipelines(KINDS[version], False)
     shown = [picture(size, i) for i, size in enumerate(sizes)]
     scaled = [image.resize(pictures.scaled_size(image.size, 384 * 384), Image.Resampling.LANCZOS) for image in shown]
@@ -230,7 +230,7 @@ def test_the_templates_are_the_pipelines(pipelines):
 
 
 @pytest.mark.parametrize(("version", "number"), [("edit", 1), ("edit-2511", 2)])
-def test_a_preview_equals_the_pipelines_picture(own, pipelines, monkeypatch, version, number):
+def test_a_preview_equals_the_pipelines_image(own, pipelines, monkeypatch, version, number):
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as first
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as plus
 
@@ -263,7 +263,7 @@ def test_a_preview_equals_the_pipelines_picture(own, pipelines, monkeypatch, ver
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4)
 
 
-def test_a_preview_remembers_its_prompt_with_its_pictures(own):
+def test_a_preview_remembers_its_prompt_with_its_images(own):
     of, parts = own[0]["edit-2511"], own[1]
     denoiser(parts, True)
     sampler = of.sampler(parts)

@@ -246,7 +246,7 @@ def test_a_full_model_has_720_layers_or_840():
     assert len(paths) == 720 and sum("_mod.1.weight" in name for name in shapes) == 120
 
 
-def test_the_tools_know_it(demo, learnt, tmp_path):
+def test_its_lora_is_merged_verified_and_extracted(demo, learnt, tmp_path):
     from library.adapter_files import verify
     from library.tools import convert, extract, merge, resize
 

@@ -42,7 +42,7 @@ def theirs(own):
     """The transformer in diffusers with the same weights."""
     from diffusers import QwenImage21Transformer2DModel
 
-    model = QwenImage21Transformer2DModel(**random.settings_in_diffusers(own[1].denoiser.sizes))
+    model = QwenImage21Transformer2DModel(**random.diffusers_settings(own[1].denoiser.sizes))
     model.load_state_dict(own[1].denoiser.state_dict(), strict=True)
     return model.eval()
 
@@ -238,7 +238,7 @@ def test_latents_are_the_pipelines_also_in_tiles(own, pipeline, monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "scale", "references"), [("base", 1.0, 0), ("base", 3.0, 2), ("turbo", 1.0, 0)])
-def test_a_preview_equals_the_pipelines_picture(files, own, pipeline, version, scale, references):
+def test_a_preview_equals_the_pipelines_image(files, own, pipeline, version, scale, references):
     turbo = [1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568]
     shown = tuple(picture(300 + 90 * n, 260) for n in range(references))
     size = {"width": 288, "height": 256, "steps": len(turbo) if version == "turbo" else 2}
@@ -266,7 +266,7 @@ def test_a_preview_equals_the_pipelines_picture(files, own, pipeline, version, s
 
 
 @pytest.mark.parametrize(("scale", "references", "one_by_one"), [(1.0, 0, False), (3.0, 2, False), (3.0, 1, True)])
-def test_the_condition_is_computed_once_for_all_steps_of_a_picture(
+def test_the_condition_is_computed_once_for_all_steps_of_an_image(
     files, own, monkeypatch, scale, references, one_by_one
 ):
     """Captions of two lengths, with and without references: bit for bit the picture of steps that compute it again."""

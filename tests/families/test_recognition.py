@@ -114,7 +114,7 @@ def made(shapes, path):
         ("controlnet_cond_embedding.conv_in.weight", "a ControlNet"),
     ],
 )
-def test_files_that_only_belong_to_a_model_are_told_by_their_names(name, words):
+def test_files_that_only_belong_to_a_model_are_recognised_by_their_names(name, words):
     assert recognition.describe_checkpoint({name: (4, 4)}) == words
 
 
@@ -192,7 +192,7 @@ def test_a_model_in_pieces_is_recognised_and_its_index_may_be_damaged(demo, scri
 
 
 def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
-    """Where tensors are missing by which whole files are told."""
+    """Where the tensors are missing that whole files are recognised by."""
     for script, ours, kind in (
         ("flux_2_train_network", "a FLUX.2 transformer", ("double_blocks.", "single_blocks.", "img_in.")),
         ("anima_train_network", "an Anima transformer", ("llm_adapter.", "x_embedder.")),
@@ -207,7 +207,7 @@ def test_a_part_of_a_file_is_taken_for_no_other_model(demo):
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp_path):
-    """Also where the half lacks what whole files are told by."""
+    """Also where the half lacks what whole files are recognised by."""
     config = config_of(demo, script)
     shapes = weights.header(config.model.pretrained_model_name_or_path)
     names = sorted(shapes, key=lambda name: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)])

@@ -142,7 +142,7 @@ def test_encoders_can_learn(tiny_sdxl):
         ("", []),
     ],
 )
-def test_emphasis(text, expected):
+def test_parentheses_set_the_weights_of_words(text, expected):
     parts = emphasis.parse_emphasis(text)
     assert [piece for piece, _ in parts] == [piece for piece, _ in expected]
     assert [weight for _, weight in parts] == pytest.approx([weight for _, weight in expected])

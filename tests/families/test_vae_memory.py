@@ -177,7 +177,7 @@ def log(caplog):
     return lambda: [record.getMessage() for record in caplog.records if record.name == vae_memory.__name__]
 
 
-def test_a_batch_that_does_not_fit_is_encoded_picture_by_picture(monkeypatch, log):
+def test_a_batch_that_does_not_fit_is_encoded_image_by_image(monkeypatch, log):
     vae, pixels = vae_of("SDXL"), picture(64, 64, count=3)
     short = Short(vae.encode, pixels[:1].numel())
     monkeypatch.setattr(vae, "encode", short)
@@ -191,7 +191,7 @@ def test_a_batch_that_does_not_fit_is_encoded_picture_by_picture(monkeypatch, lo
 
 
 @pytest.mark.parametrize("kind", ["SDXL", "Qwen-Image"])
-def test_a_picture_that_does_not_fit_is_encoded_in_tiles(kind, monkeypatch, log):
+def test_an_image_that_does_not_fit_is_encoded_in_tiles(kind, monkeypatch, log):
     vae, pixels = vae_of(kind), picture(count=2)
     whole = encoded(vae, pixels)
     short = Short(vae.encode, room=1000)
@@ -205,7 +205,7 @@ def test_a_picture_that_does_not_fit_is_encoded_in_tiles(kind, monkeypatch, log)
     assert short.seen[-1] == smaller.shape  # a smaller picture may fit
 
 
-def test_a_small_picture_that_does_not_fit_raises_and_so_does_any_other_error(monkeypatch, log):
+def test_a_small_image_that_does_not_fit_raises_and_so_does_any_other_error(monkeypatch, log):
     vae = vae_of("SDXL")
     monkeypatch.setattr(vae_memory, "SMALL", 512 * 512)
     monkeypatch.setattr(vae, "encode", Short(vae.encode, room=0))

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_reported_in_one_sentence_before_loading(files, sto
 
 @pytest.fixture(scope="module")
 def learnt(demo, tmp_path_factory):
-    """A training with caches on disk, of captions of several lengths, and what goes on with its files."""
+    """A training with caches on disk, of captions of several lengths, and what later trainings read of them."""
     data, made = alike.short_trainings(demo, SCRIPT, tmp_path_factory.mktemp("learnt"))
     (data / "0.txt").write_text("a red circle on the sea, " * 12, encoding="utf-8")
     return data, made("plain"), made
@@ -262,7 +262,7 @@ def test_a_full_model_has_210_layers():
     assert (place.key, place.part, place.parts) == ("model.diffusion_model.layers.7.attention.qkv.weight", 2, 3)
 
 
-def test_the_tools_know_it(demo, learnt, tmp_path):
+def test_its_lora_is_merged_verified_and_extracted(demo, learnt, tmp_path):
     _, plain, _ = learnt
     base = demo.models["zimage"]["zimage"]
     done = merge.merge_into_checkpoint(base, [(plain.file, 1.0)], tmp_path / "merged.safetensors", dtype="float")

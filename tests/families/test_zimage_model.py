@@ -201,7 +201,7 @@ def test_what_is_trained_is_what_the_pipeline_steps_by(own, pipeline):
 
 
 @pytest.mark.parametrize(("scale", "steps"), [(4.0, 3), (0.0, 2)])
-def test_a_preview_equals_the_pipelines_picture(own, pipeline, scale, steps):
+def test_a_preview_equals_the_pipelines_image(own, pipeline, scale, steps):
     request = SampleRequest(CAPTIONS[1], "blurry", width=96, height=64, steps=steps, scale=scale, seed=5)
     with torch.no_grad():
         sampler = own[0].sampler(own[1])

@@ -1,4 +1,4 @@
-"""Jobs as processes: begun, watched, stopped with nothing left unfinished, and what is told of one that died."""
+"""Jobs as processes: begun, watched, stopped with nothing left unfinished, and what is reported of one that died."""
 
 import os
 import sys

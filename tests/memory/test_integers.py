@@ -76,6 +76,6 @@ def test_only_what_is_frozen_and_only_once(demo):
     assert block[0].weight.dtype == torch.int8 and block[1].weight.dtype == torch.float32
 
 
-def test_one_way_of_8_bits(demo):
+def test_int8_and_fp8_exclude_each_other(demo):
     with pytest.raises(ConfigError, match="int8_base and fp8_base.* exclude each other"):
         training.config_of(demo, training.LORAS[0], mixed_precision="bf16", int8_base=True, fp8_base=True)

@@ -19,7 +19,7 @@ def both():
     return own, ours
 
 
-def test_it_is_the_same_norm_with_the_same_gradients():
+def test_channels_last_keeps_the_norm_and_its_gradients():
     own, ours = both()
     x = torch.randn(2, 16, 6, 5, requires_grad=True)
     again = x.detach().to(memory_format=torch.channels_last).requires_grad_(True)

@@ -1,4 +1,4 @@
-"""What a denoiser's blocks do after preparing is told in one line, as their classes and the tree do not show it."""
+"""What a denoiser's blocks do after preparing is logged in one line, as their classes and the tree do not show it."""
 
 import pytest
 import torch

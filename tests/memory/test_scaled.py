@@ -159,7 +159,7 @@ def test_adapters_go_on_learning_around_it_and_names_stay(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_it_compiles_into_one_graph(name):
+def test_8_bit_products_compile_into_one_graph(name):
     _, fast = layers(FORMATS[name])
     graphs = []
 
@@ -187,7 +187,7 @@ def test_without_such_a_gpu_they_are_kept_and_no_more_and_that_is_reported(demo,
     assert any("cuda_graphs has no effect here: no GPU was found" in str(remark) for remark in remarks)
 
 
-def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypatch):
+def test_a_gpu_with_int8_products_alone_is_offered_them(demo, squares, monkeypatch):
     monkeypatch.setattr(int8_matmul, "supports_int8", lambda device: True)
     how = {"fp8_base": True, "fp8_compute": True, "mixed_precision": "bf16", "compile": True}
     (said,) = (
@@ -212,7 +212,7 @@ def test_a_gpu_with_int8_products_alone_is_told_of_them(demo, squares, monkeypat
         ("zimage_train_network", "fp16", (8, 6), "bf16"),
     ],
 )
-def test_check_half_precision_that_gpu_or_model_do_not_suit_are_told(demo, monkeypatch, script, kind, capability, said):
+def test_half_precision_that_gpu_or_model_do_not_suit_is_reported(demo, monkeypatch, script, kind, capability, said):
     monkeypatch.setattr(preflight, "_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     needs_bf16 = {"full_bf16": True} if script == "flux_train" else {}
@@ -220,7 +220,7 @@ def test_check_half_precision_that_gpu_or_model_do_not_suit_are_told(demo, monke
     assert [remark.fix for remark in told] == ([{"mixed_precision": said}] if said else [])
 
 
-def test_what_it_needs(demo):
+def test_8_bit_products_need_an_8_bit_base_and_bf16(demo):
     with pytest.raises(ConfigError, match="fp8_compute needs a base model in 8 bits: add fp8_base"):
         config_of(demo, LORAS[0], mixed_precision="bf16", fp8_compute=True)
     with pytest.raises(ConfigError, match="fp8_compute needs mixed_precision = bf16"):

@@ -78,7 +78,7 @@ WAYS = {
 @pytest.mark.parametrize("script", training.LORAS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_denoiser_has_the_same_bits_by_way_of_the_device(demo, monkeypatch, script, way):
-    """Only its own tensors are read, each byte of them once at most; those that go on in 8 bits are rounded alike."""
+    """Only its own tensors are read, each byte of them once at most; those kept in 8 bits are rounded alike."""
     ranges_read = []
     real = transfer.read_ranges
     monkeypatch.setattr(

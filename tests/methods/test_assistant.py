@@ -86,12 +86,12 @@ def compare(name, assistant, tolerance, **options):
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_it_equals_a_merged_lora_in_steps_and_none_when_off(name, assistant):
+def test_an_assistant_equals_a_merged_lora_in_steps_and_none_when_off(name, assistant):
     compare(name, assistant, 1e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_stands_beside_any_adapter_and_any_weights(way, assistant):
+def test_an_assistant_works_beside_any_adapter_and_any_weights(way, assistant):
     if "lycoris" in way:
         pytest.importorskip("lycoris")
     if "4 bits" in way:

@@ -176,7 +176,7 @@ def test_norms_are_limited_without_leaving_the_device(flux_like, flux_config):
     assert told["keys_scaled"] == sum(norm > limit * (1 + 1e-6) for norm in before.values())
     assert told["maximum"].item() == pytest.approx(limit) and isinstance(told["average"], torch.Tensor)
     assert told["average"].item() == pytest.approx(sum(after.values()) / len(after), rel=1e-4)
-    told = method.limit_norms(100 * limit)  # norms far below the limit are told as they are
+    told = method.limit_norms(100 * limit)  # norms far below the limit are reported as they are
     assert told["keys_scaled"] == 0 and told["maximum"].item() == pytest.approx(limit, rel=1e-4)
 
 

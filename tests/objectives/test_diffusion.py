@@ -66,7 +66,7 @@ def test_min_snr_is_upstreams(name, v_prediction):
         ({"debiased_estimation_loss": True}, True, lambda s: 1 / (s + 1)),
     ],
 )
-def test_other_weights(options, v_prediction, expected):
+def test_loss_weights_follow_their_formulas(options, v_prediction, expected):
     actual = diffusion.diffusion_loss_weights(Loss(**options), v_prediction)[T]
     wanted = [expected(min(s, 1000.0)) for s in VECTORS["ddpm"]["snr"]]
     assert actual.tolist() == pytest.approx(wanted, rel=1e-4)

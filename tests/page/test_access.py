@@ -122,7 +122,7 @@ def waited(monkeypatch):
     async def sleep(seconds):
         seconds_waited.append(seconds)
 
-    # Replaced in this module only: other pages in this process have to go on sleeping.
+    # Replaced in this module only: other pages in this process have to continue sleeping.
     monkeypatch.setattr(guessing, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
     return seconds_waited
 

@@ -315,7 +315,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         buttons.first.click()
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     buttons.first.click()
-    visitor.until("It goes on when this page is closed")
+    visitor.until("It continues when you close this page")
     assert set(allowed_folders.allowed_folders()) == {place / "other", place / "file", place / "out"}
     visitor.state("finished")
 
@@ -348,7 +348,7 @@ def test_folder_allowed_during_a_request_is_not_requested_again(visitor, place):
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     (route, answer) = held[0]
     route.fulfill(response=answer)
-    visitor.until("It goes on when this page is closed")
+    visitor.until("It continues when you close this page")
     visitor.page.unroute_all()
     visitor.state("finished")
 

@@ -313,7 +313,7 @@ def test_training_is_watched_left_and_found_again(visit, tmp_path):
     held.parent.mkdir()
     held.touch()
     visitor.click("Train")
-    visitor.until("It goes on when this page is closed")
+    visitor.until("It continues when you close this page")
     run = visitor.state("running")
     folder = tmp_path / "out" / "runs" / run
     assert read_toml(folder / "run.toml")["max_train_steps"] == 60
@@ -353,11 +353,11 @@ def test_stop_after_this_step(visit, tmp_path):
     visitor.click("Stop after this step")
     run = visitor.state("stopped")
     assert reader.find_run(run).facts["step"] < 2000 and (tmp_path / "out" / "cat.safetensors").exists()
-    # The button is gone: with the keyboard one goes on where it was.
+    # The button is gone: with the keyboard one continues where it was.
     visitor.page.wait_for_function("document.activeElement.matches('.acts button')")
 
 
-def test_stop_now(visit, tmp_path):
+def test_stop_now_saves_a_state_to_resume_from(visit, tmp_path):
     visitor = filled(visit(), tmp_path / "out", max_train_steps="2000")
     visitor.click("Train")
     run = visitor.state("running")

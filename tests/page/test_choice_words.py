@@ -65,5 +65,5 @@ def test_the_words_of_an_option_differ():
         ("sdxl_train", "save_model_as", "diffusers", "Diffusers folder"),
     ],
 )
-def test_values_in_words(script, name, value, word):
+def test_a_value_is_shown_in_words(script, name, value, word):
     assert options_of(config_class(script))[name].word(value) == word

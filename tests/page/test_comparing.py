@@ -93,7 +93,7 @@ def test_models_and_files_outside_of_the_roots_are_refused(compared, tmp_path):
         compared.begin(ApiRequest({"run": "zorb-1", "encoder": "", "folder": "", "prompts": ""}))
 
 
-def test_the_newest_comparison_is_shown_and_its_pictures_alone(compared, tmp_path):
+def test_the_newest_comparison_is_shown_and_its_images_alone(compared, tmp_path):
     assert compared.found(ApiRequest({"run": "zorb-1"}))["columns"] == []
     store(compared.run, losses=[1, 2])
     place = store(compared.run, "compare-20260102-000000")

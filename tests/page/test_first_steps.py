@@ -80,7 +80,7 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
 
 
 @pytest.mark.browser
-def test_the_demo_brings_a_small_model_pictures_and_prompts(visit, served, monkeypatch):
+def test_the_demo_brings_a_small_model_images_and_prompts(visit, served, monkeypatch):
     """The process that creates the demo is a stand-in, which creates it in this process."""
     root = served[1] / "learning"
 

@@ -315,7 +315,7 @@ def sampled(served, tmp_path, monkeypatch):
     return record.id, ask, len(places)
 
 
-def test_pictures_are_those_of_a_run_and_no_others(sampled):
+def test_images_are_those_of_a_run_and_no_others(sampled):
     run_id, ask, count = sampled
     status, headers, body = ask(f"{run_id}/samples/0?small=true")
     assert status == 200 and headers["content-type"] == "image/jpeg"

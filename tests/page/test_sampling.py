@@ -154,12 +154,12 @@ def run_with_samples(root, name="zorb-1"):
     return folder
 
 
-def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tmp_path):
+def test_the_image_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tmp_path):
     root = tmp_path / "root"
     run = run_with_samples(root, "learned-1")
-    picture = samples.show_learned({"run": run.name})
-    whole = Image.open(io.BytesIO(picture.body)).convert("RGB")
-    assert picture.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
+    image = samples.show_learned({"run": run.name})
+    whole = Image.open(io.BytesIO(image.body)).convert("RGB")
+    assert image.media_type == "image/png" and whole.getpixel((whole.width - 20, whole.height - 20)) == (20, 40, 40)
     hostile = run_with_samples(root, "learned-2")  # its record names a file outside of the run's folder
     lines = (hostile / layout.PROGRESS).read_text(encoding="utf-8").replace("20_1.png", "../../secret.png")
     Image.new("RGB", (32, 32), (1, 2, 3)).save(tmp_path / "secret.png")
@@ -173,8 +173,8 @@ def test_the_picture_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, 
 
 def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     run, written = run_with_samples(tmp_path / "root", "shared-1"), tmp_path / "root" / "prompts.txt"
-    for picture in tmp_path.rglob("*.png"):
-        picture.unlink()  # their size would be proposed, too
+    for image in tmp_path.rglob("*.png"):
+        image.unlink()  # their size would be proposed, too
     assert tab.of_run(ApiRequest({"run": run.name}))["fields"] == {}
     with (run / layout.TOML).open("a", encoding="utf-8") as toml:
         toml.write(f"sample_prompts = {toml_value(str(written))}\n")
@@ -226,7 +226,7 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
     }
 
 
-def test_pictures_get_the_size_of_a_runs_newest_samples_if_all_have_the_same(tab, tmp_path):
+def test_images_get_the_size_of_a_runs_newest_samples_if_all_have_the_same(tab, tmp_path):
     run_with_samples(tmp_path / "root")
     of_run = lambda: tab.of_run(ApiRequest({"run": "zorb-1"}))["fields"]  # noqa: E731
     files = [Path(event["file"]) for event in sampling._sample_events(reader.existing_run("zorb-1"))]
@@ -239,7 +239,7 @@ def test_pictures_get_the_size_of_a_runs_newest_samples_if_all_have_the_same(tab
     assert of_run() == {}
 
 
-def test_only_pictures_of_a_comparison_inside_the_roots_are_shown(tab, tmp_path):
+def test_only_images_of_a_comparison_inside_the_roots_are_shown(tab, tmp_path):
     inside, outside = tmp_path / "root" / "0.png", tmp_path / "0.png"
     for path in (inside, outside):
         Image.new("RGB", (32, 32)).save(path)
@@ -337,7 +337,7 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
 
     visitor = visit()
     page = visitor.page
-    learned = page.locator(".learned img")  # a picture for runs that have ended
+    learned = page.locator(".learned img")  # an image for runs that have ended
     page.wait_for_function("document.querySelector('.learned img')?.naturalWidth > 400")
     assert page.locator(".learned a[download]").get_attribute("href") in learned.get_attribute("src")
     page.locator(".samples [data-try]").click()  # the button beside the run's samples
@@ -435,7 +435,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     made = {"columns": ["zorb", "no zorb"], "rows": ["a zorb"], "folder": str(root)}
     layout.store(place / jobs.RESULT, {**made, "files": [[str(root / "made.png"), None]]})
     box.locator(".board .sample").wait_for()
-    assert box.locator("#sampling-sheet").input_value() == f"job:{place.name}"  # its name stands above its pictures
+    assert box.locator("#sampling-sheet").input_value() == f"job:{place.name}"  # its name stands above its images
     failed = ConfigError("{path} does not exist", path="edges.png").said
     layout.store(
         place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
@@ -474,8 +474,8 @@ def test_files_of_a_run_that_was_started_in_a_shell_are_found_in_its_folder(tab,
 @pytest.mark.parametrize("images", [{"control_image_path": ["a.png", "b.png"]}, {"controlnet_image": "c.png"}])
 def test_the_images_that_all_samples_of_a_run_show_the_model_are_proposed(tab, tmp_path, images):
     run = run_with_samples(tmp_path / "root")
-    for picture in tmp_path.rglob("*.png"):
-        picture.unlink()
+    for image in tmp_path.rglob("*.png"):
+        image.unlink()
     record = run / layout.PROGRESS
     events = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
 

@@ -124,7 +124,7 @@ def test_what_is_pressed_among_ended_jobs_stays_while_another_one_reports(tab):
         assert output.get_attribute("open") is not None
 
 
-def test_jobs_that_have_ended_do_not_push_their_pictures_down(tab):
+def test_jobs_that_have_ended_do_not_push_their_images_down(tab):
     job = {"state": "finished", "title": "Generate", "about": "", "when": "", "text": "", "log": "/grid.png"}
     job |= {"problems": [], "warnings": [], "error": "", "done": 0, "total": 2, "bytes": False}
     jobs = [job | {"id": f"job-{n}"} for n in range(4)]

@@ -22,7 +22,7 @@ EAGER, TEXT, TOKEN = 1.5, {"sdxl": 0}, 16
 TRAINED = 1024
 
 
-def pictures_steps(config):
+def images_steps(config):
     """How many training steps a sample image takes as long as."""
     defaults = families.family_for(config).sample_defaults
     few = caption_prompts.with_few_steps(defaults)["sample_steps"]
@@ -37,7 +37,7 @@ def pictures_steps(config):
 def share(config):
     total, every = config.steps.max_train_steps, config.sample.sample_every_n_steps
     rounds = 1 + math.ceil(total / every)  # at first, at each interval and at the end
-    return rounds * (config.sample.sample_from_captions + 1) * pictures_steps(config) / total
+    return rounds * (config.sample.sample_from_captions + 1) * images_steps(config) / total
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
@@ -46,7 +46,7 @@ def test_the_check_counts_about_the_same(preset):
     total = config.steps.max_train_steps
     counted = preview_time.preview_time(config, Clock(total, total, 1), (TRAINED, TRAINED))
     assert counted.times == 1 + math.ceil(total / config.sample.sample_every_n_steps)
-    assert counted.pictures == config.sample.sample_from_captions + 1
+    assert counted.images == config.sample.sample_from_captions + 1
     assert share(config) / 2.5 < counted.share < 1.5 * share(config)
 
 

@@ -86,7 +86,7 @@ def test_a_resumed_run_goes_on_with_the_curve_of_the_one_before(tmp_path):
     assert [p[0] for p in progress.curve] == list(range(1, 81)) and progress.line.resumed == [50]
     assert [row[1]["unet"] for row in progress.line.rates] == [1e-4] * 50 + [5e-5] * 30
     smooth = [p[2] for p in progress.curve]
-    assert all(0 < a - b < 0.2 for a, b in zip(smooth[5:], smooth[6:], strict=False))  # no jump where it goes on
+    assert all(0 < a - b < 0.2 for a, b in zip(smooth[5:], smooth[6:], strict=False))  # no jump where it continues
     third = make(tmp_path, "cat-3", started=3.0, config={"steps": {"resume": state(tmp_path, 70)}}, **out)
     write(third, *steps(71, 75))  # started in a shell, so that only the state tells whose it is
     again = reader.progress(third).update()
@@ -170,7 +170,7 @@ def test_the_tail_reads_only_the_end_and_the_last_state_of_a_bar(tmp_path):
         ("RuntimeError: odd\nsubprocess.CalledProcessError: Command died", "RuntimeError: odd"),
     ],
 )
-def test_causes(log, words):
+def test_a_log_shows_the_cause_of_a_failure(log, words):
     assert words in str(explain.cause(log))
 
 

@@ -211,7 +211,7 @@ def test_a_folder_that_the_page_prepared_is_taken_over(tmp_path, monkeypatch):
         assert second.folder != folder
 
 
-def test_it_hears_a_request_to_stop(tmp_path):
+def test_a_record_hears_a_request_to_stop(tmp_path):
     with begin(tmp_path) as record:
         assert record.stop_requested() == ""
         (record.folder / "stop").write_text("after_step")
@@ -219,7 +219,7 @@ def test_it_hears_a_request_to_stop(tmp_path):
     assert facts(record)["state"] == "stopped"
 
 
-def test_it_gives_signs_of_life(tmp_path, monkeypatch):
+def test_a_record_gives_signs_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr("library.runs.record.HEARTBEAT", 0.02)
     with begin(tmp_path) as record:
         first = facts(record)["heartbeat"]
@@ -320,7 +320,7 @@ def test_a_log_that_is_written_anew_while_a_line_is_written_takes_the_line(tmp_p
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
-def test_the_end_of_a_run_is_told_although_its_folder_was_just_deleted(tmp_path):
+def test_the_end_of_a_run_is_reported_although_its_folder_was_just_deleted(tmp_path):
     with begin(tmp_path) as record:
         record.step({"step": 1, "loss": 0.5})
         deleted(record)

@@ -36,7 +36,7 @@ def listener(tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_an_end_is_told_once_without_paths_and_the_address_is_in_no_record(listener, tmp_path):
+def test_an_end_is_reported_once_without_paths_and_the_address_is_in_no_record(listener, tmp_path):
     address = f"http://127.0.0.1:{listener.server_port}/key-of-mine"
     webhook.store_address(f" {address} ")
     with pytest.raises(RuntimeError), Record.start({}, "flux_train_network", tmp_path, "cat") as record:
@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_is_sent_as_json_has_it(loss):
     assert event["loss"] is None and event["seconds"] is None and json.dumps(event, allow_nan=False)
 
 
-def test_a_killed_run_is_told_once_by_who_watches_it(listener, tmp_path, monkeypatch):
+def test_a_killed_run_is_reported_once_by_who_watches_it(listener, tmp_path, monkeypatch):
     webhook.store_address(f"http://127.0.0.1:{listener.server_port}/")
     watches = watching.RunWatch(), watching.RunWatch()
     start = time.time()

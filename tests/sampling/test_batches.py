@@ -1,4 +1,4 @@
-"""Several prompts are denoised in one batch, with the pictures of one by one; what does not fit costs no other."""
+"""Several prompts are denoised in one batch, with the images of one by one; what does not fit costs no other."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -71,15 +71,15 @@ def test_only_what_has_the_same_size_and_steps_shares_a_batch(given):  # noqa: F
     others = [{"width": 128}, {"steps": 3}, {"scale": 1.0}, {"sigmas": (1.0,)}, {"shift": 2.0}, {"sampler_name": "lms"}]
     assert all(sampler.batch_key(replace(request, **other)) not in (key, None) for other in others)
     assert sampler.batch_key(replace(request, seed=9, prompt="b", guidance=1.0, width=65)) == key
-    picture = Image.new("RGB", (64, 64))
-    assert sampler.batch_key(replace(request, controls=(picture,))) is None
+    image = Image.new("RGB", (64, 64))
+    assert sampler.batch_key(replace(request, controls=(image,))) is None
     family, parts = loaded(given("sdxl_train_network"))
     sampler = family.sampler(parts)
     assert sampler.batch_key(request) != sampler.batch_key(replace(request, prompt=LONG * 3))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_pictures_of_batches_are_those_of_single_ones(given, script, tmp_path):  # noqa: F811
+def test_images_of_batches_are_those_of_single_ones(given, script, tmp_path):  # noqa: F811
     texts = enumerate(("a cat", "a dog in a park", "b"))
     prompts = [Prompt(text, width=64, height=64, seed=seed, sample_steps=1) for seed, text in texts]
 
@@ -94,7 +94,7 @@ def test_pictures_of_batches_are_those_of_single_ones(given, script, tmp_path): 
 
 
 class Sampled:
-    """A sampler's side of batches: pictures by number, and what the device has room for."""
+    """A sampler's side of batches: images by number, and what the device has room for."""
 
     def __init__(self, room, broken=()):
         self.room, self.broken, self.batches = room, broken, []
@@ -108,7 +108,7 @@ class Sampled:
             raise torch.OutOfMemoryError("CUDA out of memory")
         if any(request.seed in self.broken for request in requests):
             raise RuntimeError("broken")
-        return [f"picture {request.seed}" for request in requests]
+        return [f"image {request.seed}" for request in requests]
 
     def run(self, sizer, number=5, **changes):
         requests = [(n, SampleRequest("a", seed=n, **changes)) for n in range(number)]
@@ -117,7 +117,7 @@ class Sampled:
 
 def test_a_batch_without_room_is_halved_and_stays_so():
     sampler, sizer = Sampled(room=2), BatchSizer(4, CPU)
-    assert sampler.run(sizer) == {n: f"picture {n}" for n in range(5)}
+    assert sampler.run(sizer) == {n: f"image {n}" for n in range(5)}
     assert sampler.batches == [[0, 1, 2, 3], [0, 1], [2, 3], [4]]
     sampler.batches.clear()
     sampler.run(sizer)
@@ -126,14 +126,14 @@ def test_a_batch_without_room_is_halved_and_stays_so():
 
 def test_a_size_without_room_is_not_tried_again():
     sampler = Sampled(room=1)
-    assert sampler.run(BatchSizer(5, CPU)) == {n: f"picture {n}" for n in range(5)}
+    assert sampler.run(BatchSizer(5, CPU)) == {n: f"image {n}" for n in range(5)}
     assert sampler.batches == [[0, 1, 2, 3, 4], [0, 1], [0], [1], [2], [3], [4]]
 
 
-def test_one_that_fails_costs_no_other_its_picture():
+def test_one_that_fails_costs_no_other_its_image():
     sampler = Sampled(room=9, broken={2})
     made = sampler.run(BatchSizer(4, CPU))
-    assert {n for n, picture in made.items() if isinstance(picture, str)} == {0, 1, 3, 4}
+    assert {n for n, image in made.items() if isinstance(image, str)} == {0, 1, 3, 4}
     assert isinstance(made[2], RuntimeError) and sampler.batches[-1] == [4]
     alone = Sampled(room=0).run(BatchSizer("auto", CPU), number=2)
     assert all(isinstance(error, torch.OutOfMemoryError) for error in alone.values())
@@ -152,7 +152,7 @@ def test_what_ends_the_work_is_raised():
 
 @pytest.mark.parametrize(("limit", "batches"), [(None, [[0], [1, 2, 3], [4, 5]]), (9, [[0], [1, 2], [3, 4], [5]])])
 def test_auto_takes_as_many_as_the_memory_of_a_gpu_holds(monkeypatch, limit, batches):
-    """The first picture is measured alone: 2 of 12 GB, partly in use, or of what gpu_memory_limit leaves."""
+    """The first image is measured alone: 2 of 12 GB, partly in use, or of what gpu_memory_limit leaves."""
     memory = {"allocated": 4, "peak": 6}
     cuda = SimpleNamespace(
         memory_allocated=lambda device: memory["allocated"],
@@ -188,7 +188,7 @@ def test_other_sizes_are_named(value):
         build_config(families.config_class("flux_train_network"), {"sample_batch_size": value}, notes=[])
 
 
-def test_no_room_for_one_picture_is_a_sentence(given, tmp_path, monkeypatch):  # noqa: F811
+def test_no_room_for_one_image_is_a_sentence(given, tmp_path, monkeypatch):  # noqa: F811
     config = given("flux_train_network")
     monkeypatch.setattr("library.families.flux.sampler.FluxSampler.denoised", lambda *_: Sampled(0).make(REQUESTS))
     with pytest.raises(ConfigError, match="Not enough memory for an image of 64x64"):

@@ -1,4 +1,4 @@
-"""Pictures through compiled blocks and recorded passes: the same as eager ones, for every family, beside a training."""
+"""Images through compiled blocks and recorded passes: the same as eager ones, for every family, beside a training."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ from library.config.sections import Compile
 from library.methods import targets
 from library.sampling import generate, plan
 from library.sampling import prompts as prompt_files
-from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
+from library.sampling.engine import ImageEngine, ImagesLeft, images_left
 from library.sampling.prompts import Prompt
 from library.sampling.requests import request_of
 from library.train.compiling.precompile import Precompiler
@@ -83,7 +83,7 @@ def prompts_for(model, *changes):
 
 
 def latents_of(engine, sampler, request):
-    return engine.pictures(sampler, [request], lambda: sampler.latents(request))
+    return engine.images(sampler, [request], lambda: sampler.latents(request))
 
 
 def drawn(model, engine, prompts):
@@ -92,7 +92,7 @@ def drawn(model, engine, prompts):
     found = []
     with model.computing():
         sampler.remember(request_of(prompt, generate.AS_SEEN) for prompt in prompts)
-        with engine.running(pictures_left(prompts, sampler)) if engine else contextlib.nullcontext():
+        with engine.running(images_left(prompts, sampler)) if engine else contextlib.nullcontext():
             for prompt in prompts:
                 request = request_of(prompt, generate.AS_SEEN)
                 found.append(latents_of(engine, sampler, request) if engine else sampler.latents(request))
@@ -101,11 +101,11 @@ def drawn(model, engine, prompts):
 
 def engine_of(model, config, pool=None):
     denoiser, make_pool = model.components.denoiser, (lambda: pool) if pool else None
-    return PictureEngine(denoiser, model.family, config, model.world.device, CompileLog(), make_pool=make_pool)
+    return ImageEngine(denoiser, model.family, config, model.world.device, CompileLog(), make_pool=make_pool)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_recorded_pictures_are_the_eager_ones_bit_for_bit(given, script):  # noqa: F811
+def test_recorded_images_are_the_eager_ones_bit_for_bit(given, script):  # noqa: F811
     """One recording serves all steps, prompts, and seeds of a size; guidance is one batch."""
     config = given(script)
     config = replace(config, compile=replace(config.compile, cuda_graphs="true"))
@@ -130,7 +130,7 @@ def compiling(config, backend="eager", **options):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_compiled_pictures_are_the_eager_ones(given, script):  # noqa: F811
+def test_compiled_images_are_the_eager_ones(given, script):  # noqa: F811
     """In one graph for each kind of block, for several sizes, also recorded; afterwards the model is as before."""
     config = compiling(given(script), cuda_graphs="true", compile_fullgraph=True)
     model, pool = opened(config), FakePool()
@@ -179,17 +179,17 @@ def test_previews_change_neither_losses_nor_graphs_of_a_training(demo, squares, 
     values = {"train_data_dir": squares, "max_train_steps": 4, "seed": 5, "compile_blocks": FEW[script], **BESIDE[way]}
     samples = {"sample_every_n_steps": 1, "sample_at_first": True, "sample_prompts": prompts, "sample_compile": "true"}
     plain = train(config_of(demo, script, output_dir=tmp_path / "plain", **values))
-    with_pictures = train(config_of(demo, script, output_dir=tmp_path / "samples", **values, **samples))
+    with_images = train(config_of(demo, script, output_dir=tmp_path / "samples", **values, **samples))
     assert len([*(tmp_path / "samples" / "sample").glob("*.png")]) == 10
-    assert not with_pictures.events("sample_failed")
-    assert plain.losses == with_pictures.losses and len(plain.losses) == 4
-    one, other = plain.tensors(), with_pictures.tensors()
+    assert not with_images.events("sample_failed")
+    assert plain.losses == with_images.losses and len(plain.losses) == 4
+    one, other = plain.tensors(), with_images.tensors()
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    compiled = [outcome.facts["compile"] for outcome in (plain, with_pictures)]
+    compiled = [outcome.facts["compile"] for outcome in (plain, with_images)]
     for name in ("graphs", "num_graphs", "recompiles", "predicted"):
         assert compiled[0][name] == compiled[1][name]
     assert bool(compiled[0]["num_graphs"]) == values["compile"]
-    log = (with_pictures.folder / "log.txt").read_text(encoding="utf-8")
+    log = (with_images.folder / "log.txt").read_text(encoding="utf-8")
     assert "for images in" in log and "for images in" not in (plain.folder / "log.txt").read_text("utf-8")
 
 
@@ -203,7 +203,7 @@ def measured(config, **payoff):
     return model, engine
 
 
-def test_auto_compiles_where_it_pays_and_computes_no_picture_in_two_ways(given):  # noqa: F811
+def test_auto_compiles_where_it_pays_and_computes_no_image_in_two_ways(given):  # noqa: F811
     model, engine = measured(deciding(given(FLUX)), loading=1.0)
     prompts, passes = prompts_for(model), []
     hook = model.components.denoiser.register_forward_pre_hook(lambda *_: passes.append(engine.plan.active))
@@ -239,7 +239,7 @@ def test_what_pays_is_estimated_from_the_passes_that_are_left(given):  # noqa: F
     engine = engine_of(opened(config), config)
     engine.pass_seconds, pays = 0.2, []
     for passes in (28, 2800):
-        engine._left = PicturesLeft(passes, ((128, 128),))
+        engine._left = ImagesLeft(passes, ((128, 128),))
         pays.append(engine.payoff().pays)
     assert pays == [False, True]
 
@@ -248,11 +248,11 @@ def test_sizes_and_passes_are_those_of_the_prompts(given):  # noqa: F811
     model = opened(given(FLUX))
     plain = Prompt("a", width=64, height=128, sample_steps=3, scale=1.0)
     prompts = [plain, replace(plain, sample_steps=4), replace(plain, scale=4.0, width=70)]
-    left = pictures_left(prompts, model.family.sampler(model.components), rounds=5)
-    assert left == PicturesLeft(50, ((1, 16, 8), (2, 16, 8)))
+    left = images_left(prompts, model.family.sampler(model.components), rounds=5)
+    assert left == ImagesLeft(50, ((1, 16, 8), (2, 16, 8)))
 
 
-def test_a_compiler_that_fails_costs_no_picture(given, caplog):  # noqa: F811
+def test_a_compiler_that_fails_costs_no_image(given, caplog):  # noqa: F811
     @torch._dynamo.register_backend(name="broken")
     def broken(graph, inputs):
         raise ValueError("no such instruction")
@@ -286,7 +286,7 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     engine.recorder.free()
     sampler = model.family.sampler(model.components)
     hook = denoiser.register_forward_pre_hook(check, with_kwargs=True)
-    with model.computing(), engine.running(pictures_left([prompt], sampler)):
+    with model.computing(), engine.running(images_left([prompt], sampler)):
         engine.recorder.made["of another size"] = None
         latents = latents_of(engine, sampler, request_of(prompt, generate.AS_SEEN))
     hook.remove()
@@ -301,7 +301,7 @@ def test_samplers_keep_nothing_between_steps_where_weights_come_and_go(given, bl
     config = replace(config, memory=replace(config.memory, blocks_to_swap=blocks_to_swap))
     model = opened(given(FLUX))
     sampler, request = model.family.sampler(model.components), request_of(prompts_for(model)[0], generate.AS_SEEN)
-    assert engine_of(model, config).pictures(sampler, [request], lambda: sampler.room_to_keep()) == room
+    assert engine_of(model, config).images(sampler, [request], lambda: sampler.room_to_keep()) == room
 
 
 def test_too_little_memory_beside_recordings_ends_them(given):  # noqa: F811
@@ -326,7 +326,7 @@ def test_passes_that_differ_are_not_recorded(given):  # noqa: F811
     model, pool = opened(config), FakePool()
     engine, (prompt,) = engine_of(model, config, pool), prompts_for(model)
     sampler, request = model.family.sampler(model.components), request_of(prompt, generate.AS_SEEN)
-    with model.computing(), engine.running(pictures_left([prompt], sampler), records=False):
+    with model.computing(), engine.running(images_left([prompt], sampler), records=False):
         latents = latents_of(engine, sampler, request)
     assert torch.equal(latents, *drawn(model, None, [prompt])) and not pool.graphs
 
@@ -367,15 +367,15 @@ def test_files_at_other_strengths_are_neither_replayed_nor_left_out(given, scrip
     assert eager[0][0].tobytes() != eager[0][1].tobytes() != eager[0][2].tobytes()
 
 
-def test_the_vae_moves_once_for_a_set_of_pictures(given, monkeypatch):  # noqa: F811
+def test_the_vae_moves_once_for_a_set_of_images(given, monkeypatch):  # noqa: F811
     config = given(FLUX)
     model, moved = opened(config), []
     to = type(model.components.vae).to
     monkeypatch.setattr(type(model.components.vae), "to", lambda vae, *place: moved.append(place) or to(vae, *place))
     sample = generate.ColumnSampler(model, [Prompt("a", width=64, height=64, sample_steps=1)] * 3, config)
-    sample(plan.Column("", ()), lambda row, image: moved.append("picture"))
-    outer = moved[: moved.index("picture")]
-    assert moved.count("picture") == 3 and len(outer) == 3  # there, and in the context of the first picture both ways
+    sample(plan.Column("", ()), lambda row, image: moved.append("image"))
+    outer = moved[: moved.index("image")]
+    assert moved.count("image") == 3 and len(outer) == 3  # there, and in the context of the first image both ways
 
 
 def test_decoding_frees_recordings_before_it_takes_tiles(given):  # noqa: F811
@@ -399,7 +399,7 @@ def test_decoding_frees_recordings_before_it_takes_tiles(given):  # noqa: F811
     assert tries == ["at once", "tiles"] and sampler.decoded_by == "tiles"
 
 
-def test_a_step_without_memory_frees_recorded_pictures_and_is_repeated():
+def test_a_step_without_memory_frees_recorded_images_and_is_repeated():
     model = torch.nn.Linear(2, 2)
     recorder = PassRecorder(model, FakePool)
     recorder.made["a size"] = None
@@ -409,10 +409,10 @@ def test_a_step_without_memory_frees_recorded_pictures_and_is_repeated():
     assert not precompiler.recover(torch.OutOfMemoryError(), model)
 
 
-def test_pictures_are_recorded_by_default_and_not_without_sample_compile(given):  # noqa: F811
+def test_images_are_recorded_by_default_and_not_without_sample_compile(given):  # noqa: F811
     config = given(FLUX)
     model, off = opened(config), replace(config, sample=replace(config.sample, sample_compile="false"))
     assert config.sample.sample_compile == "auto"
     for chosen, why in ((off, "sample_compile is false"), (config, "")):
-        engine = PictureEngine(model.components.denoiser, model.family, chosen, torch.device("cuda"), CompileLog())
+        engine = ImageEngine(model.components.denoiser, model.family, chosen, torch.device("cuda"), CompileLog())
         assert bool(engine.recorder.why_not) is bool(why) and why in str(engine.recorder.why_not)

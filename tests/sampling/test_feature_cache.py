@@ -51,7 +51,7 @@ def latents(opened, threshold, *requests):
         return opened.sampler.latents(*(requests or [REQUEST])), cache
 
 
-def test_a_threshold_below_every_change_gives_the_same_picture(opened):
+def test_a_threshold_below_every_change_gives_the_same_image(opened):
     plain, off = latents(opened, "off")
     assert not off.passes and set(opened.runs) == {STEPS}
     cached, cache = latents(opened, 1e-9)
@@ -90,7 +90,7 @@ def test_a_batch_is_decided_together_and_close_to_one_by_one(opened):
     assert torch.allclose(together, alone, atol=1e-3, rtol=1e-3)  # where all steps are skipped that may be
 
 
-def test_compiled_blocks_give_the_picture_of_eager_ones(opened):
+def test_compiled_blocks_give_the_image_of_eager_ones(opened):
     eager, _ = latents(opened, 1e9)
     torch._dynamo.reset()
     for module in opened.parts.denoiser.modules():
@@ -156,7 +156,7 @@ def test_passes_of_one_step_have_states_of_their_own():
     assert (cache.skipped, cache.passes) == (4, 8)
 
 
-def test_the_distance_is_that_of_the_picture_that_moved_most():
+def test_the_distance_is_that_of_the_image_that_moved_most():
     before = torch.tensor([[1.0, -1.0], [2.0, 2.0]])
     change = torch.tensor([[1.0, -1.5], [2.0, 1.0]])
     assert float(distance(change, before)) == pytest.approx(0.25)
@@ -184,7 +184,7 @@ def test_a_threshold_out_of_range_is_named_before_anything_is_loaded(script, val
         build_config(families.config_class(script), {"sample_cache": value}, notes=[])
 
 
-def test_pictures_of_the_shell_use_it(given, tmp_path, caplog):  # noqa: F811
+def test_images_of_the_shell_use_it(given, tmp_path, caplog):  # noqa: F811
     caplog.set_level("INFO", logger=feature_cache.__name__)
     config = given("flux_train_network")
     config = build_config(type(config), {**config_values(config), "sample_cache": 1.0, "sample_steps": STEPS}, notes=[])

@@ -52,18 +52,18 @@ def pixels(config, columns, folder):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_counts_like_a_file_of_the_column_and_is_named_in_the_picture(given, script, tmp_path):  # noqa: F811
+def test_a_sample_lora_counts_like_a_file_of_the_column_and_is_named_in_the_image(given, script, tmp_path):  # noqa: F811
     config = given(script)
     file = lora_for(config, tmp_path / "fast.safetensors")
     expected, base = pixels(config, [Column("with", ((file, 0.5),)), Column("base", ())], tmp_path / "columns")
     sampled = with_options(config, sample_lora=(f"{file}:0.5",))
     sheet = generate.generate(sampled, [Column("base", ())], [replace(CAT, sample_steps=2)], tmp_path / "own", quiet)
-    picture = Image.open(sheet.files[0][0])
-    assert np.array_equal(np.asarray(picture), expected) and not np.array_equal(expected, base)
-    assert "<lora:fast:0.5>" in picture.text["parameters"]
+    image = Image.open(sheet.files[0][0])
+    assert np.array_equal(np.asarray(image), expected) and not np.array_equal(expected, base)
+    assert "<lora:fast:0.5>" in image.text["parameters"]
 
 
-def test_it_is_off_again_after_a_column(given, tmp_path):  # noqa: F811
+def test_a_sample_lora_is_off_again_after_a_column(given, tmp_path):  # noqa: F811
     config = given("flux_train_network")
     file = lora_for(config, tmp_path / "fast.safetensors")
     config = with_options(config, sample_lora=(str(file),), sample_steps=1)
@@ -99,7 +99,7 @@ def test_steps_guidance_and_noise_levels_reach_the_denoiser(given, script):  # n
     assert not torch.equal(guided, three)
 
 
-def test_sdxl_follows_the_noise_levels_of_its_own_schedule_to_the_same_picture(given):  # noqa: F811
+def test_sdxl_follows_the_noise_levels_of_its_own_schedule_to_the_same_image(given):  # noqa: F811
     config = given("sdxl_train_network")
     family, parts = loaded(config)
     sampler = family.sampler(parts)

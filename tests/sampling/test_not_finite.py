@@ -1,4 +1,4 @@
-"""A picture of NaN is an error with its cause, in `kohya sample`, *Try it* and previews: it would be a black one."""
+"""An image of NaN is an error with its cause, in `kohya sample`, *Try it* and previews: it would be a black one."""
 
 import pytest
 import torch
@@ -30,14 +30,14 @@ def test_the_part_that_is_to_blame_is_named(given, script, tmp_path, monkeypatch
     with pytest.raises(ConfigError, match="the VAE gave NaN or infinity; it is damaged"):
         generate.generate(config, columns, [CAT], tmp_path / "vae", quiet)
     monkeypatch.undo()
-    monkeypatch.setattr(Sampler, "pictures", with_nan_latents)
+    monkeypatch.setattr(Sampler, "images", with_nan_latents)
     with pytest.raises(ConfigError, match="the model computed NaN or infinity: lower the scale"):
         generate.generate(config, columns, [CAT], tmp_path / "model", quiet)
     assert not [*tmp_path.rglob("*.png")]
 
 
 def with_nan_latents(self, requests):
-    return [self._picture(latents[None] * torch.nan) for latents in self.latents(*requests)]
+    return [self._image(latents[None] * torch.nan) for latents in self.latents(*requests)]
 
 
 def test_a_preview_of_nan_is_left_out_by_name_and_the_training_goes_on(shallow, cached_squares, tmp_path, monkeypatch):  # noqa: F811

@@ -1,4 +1,4 @@
-"""Every option of a picture acts on each model that takes it and on no other, also in a batch of unequal requests."""
+"""Every option of an image acts on each model that takes it and on no other, also in a batch of unequal requests."""
 
 import itertools
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_sides_are_rounded_down_and_one_step_is_enough(sampled):
 @pytest.mark.parametrize("script", OF_DIFFUSION)
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("steps", [1, 3])
-def test_every_sampler_gives_a_batch_of_unequal_requests_the_pictures_of_single_ones(given, script, name, steps):  # noqa: F811
+def test_every_sampler_gives_a_batch_of_unequal_requests_the_images_of_single_ones(given, script, name, steps):  # noqa: F811
     family = families.family_for(given(script))
     sampler = family.sampler(family.load(torch.float32, torch.float32))
     first = replace(PLAIN, sampler_name=name, steps=steps)

@@ -1,4 +1,4 @@
-"""Every option that changes pictures counts in `kohya sample` and *Try it*, and their pictures are a training's."""
+"""Every option that changes images counts in `kohya sample` and *Try it*, and their images are a training's."""
 
 import dataclasses
 import sys
@@ -17,19 +17,19 @@ from library.sampling.prompts import parse_line
 from tests.sampling.test_sampling import CAT, SCRIPTS, adapter_names, given, lora_file, quiet  # noqa: F401
 from tests.training import LORA_OF_EACH_KIND, LORAS, cached_squares, config_of, shallow, train  # noqa: F401
 
-# Options of these sections decide what a training does with its images and files, or when; no picture of a file.
+# Options of these sections decide what a training does with its images and files, or when; no image of a file.
 OF_TRAINING = ("data", "captions", "cache", "optim", "steps", "save", "loss", "validation")
 OF_TRAINING += ("metadata", "hub", "log", "distributed")
 IN_FILE, LEARNING, ROUNDS = "the file holds what it decides", "changes only what is learned", "changes rounding alone"
 STEPS, SPEED = "is for steps and their gradients", "is for speed or memory alone"
-# Options without effect on pictures -> why. An option is either here or in `plan.sampling_options`.
+# Options without effect on images -> why. An option is either here or in `plan.sampling_options`.
 UNUSED = {
     **dict.fromkeys(("network_module", "network_dim", "network_alpha", "network_args", "cond_emb_dim"), IN_FILE),
     **dict.fromkeys(("network_train_unet_only", "network_train_text_encoder_only", "scale_weight_norms"), IN_FILE),
     **dict.fromkeys(("network_weights", "dim_from_weights", "weights", "num_vectors_per_token"), IN_FILE),
     **dict.fromkeys(("network_dropout", "preserve_weight", "preserve_prompt", "init_word"), LEARNING),
     **dict.fromkeys(("use_object_template", "use_style_template"), LEARNING),
-    "assistant_lora": "is off in pictures",
+    "assistant_lora": "is off in images",
     "token_string": "is --word, which is read from the TOML",
     **dict.fromkeys(("training_comment", "no_metadata"), "describes the file"),
     **dict.fromkeys(("full_bf16", "full_fp16"), "rounds the masters of a whole model, which its file holds"),
@@ -37,17 +37,17 @@ UNUSED = {
     "t5xxl_train_length": STEPS,
     **dict.fromkeys(("gradient_checkpointing", "cpu_offload_checkpointing", "checkpoint_keep_attention"), STEPS),
     **dict.fromkeys(("gpu_memory_limit", "lowram", "highvram"), SPEED),
-    "compile": "is sample_compile for pictures",
+    "compile": "is sample_compile for images",
     **dict.fromkeys(("compile_fallback", "compile_autotune", "compile_compare_steps", "compile_warmup"), STEPS),
     **dict.fromkeys(("compile_scope", "compile_activation_budget", "compile_from_step"), STEPS),
-    **dict.fromkeys(("sample_images", "sample_prompts", "sample_from_captions"), "says which pictures there are"),
+    **dict.fromkeys(("sample_images", "sample_prompts", "sample_from_captions"), "says which images there are"),
     **dict.fromkeys(("sample_every_n_epochs", "sample_every_n_steps", "sample_at_first"), "says when"),
 }
-# Options of the sections of trainings that a picture reads nevertheless -> why they do not change it.
+# Options of the sections of trainings that an image reads nevertheless -> why they do not change it.
 READ = {
     **dict.fromkeys(("fsdp", "ddp_timeout"), "`kohya sample` is one process"),
     "huggingface_token": "gives access to files alone",
-    "exif_rotation": "pictures show references upright, as viewers do",
+    "exif_rotation": "images show references upright, as viewers do",
     "random_masks": "draws masks for data sets",
     # With fp8_base, FLUX.3's blocks for references have 8 bits only in trainings with references, so previews differ.
     **dict.fromkeys(("control_directory", "dataset_config"), "says which blocks learn"),
@@ -122,13 +122,13 @@ def reads(monkeypatch):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_pictures_read_only_options_that_are_decided(given, reads, script, tmp_path):  # noqa: F811
+def test_images_read_only_options_that_are_decided(given, reads, script, tmp_path):  # noqa: F811
     config = given(script)
     seen = reads(config)
     generate.generate(config, plan.plan_columns("together", []), [CAT], tmp_path, quiet)
     left = seen - plan.sampling_options(config.family)
     methods = set(options_of(type(config))) & UNUSED.keys()  # the check of the method reads its options
-    assert left <= methods | READ.keys(), "a picture depends on these: decide"
+    assert left <= methods | READ.keys(), "an image depends on these: decide"
     assert {"pretrained_model_name_or_path", "base_weights"} <= seen
 
 
@@ -141,7 +141,7 @@ def transparent(folder):
 
 
 ZERO = {"zero_terminal_snr": True, "v_parameterization": True}
-# A script, an option that its pictures depend on, its values, and how the option is left out.
+# A script, an option that its images depend on, its values, and how the option is left out.
 WAYS = [
     *((script, "base_weights", {}, "") for script in LORAS),
     *((script, "zero_terminal_snr", ZERO, "false") for script in ("sdxl_train_network", "train_network")),
@@ -181,7 +181,7 @@ def pixels_of(path):
 
 
 @pytest.mark.parametrize(("script", "option", "values", "off"), WAYS)
-def test_a_picture_of_the_file_is_the_trainings_preview(shallow, trained, tmp_path, script, option, values, off):  # noqa: F811
+def test_an_image_of_the_file_is_the_trainings_preview(shallow, trained, tmp_path, script, option, values, off):  # noqa: F811
     line = "a cat --w 64 --h 64 --s 2 --d 3 --l 2"
     if option == "base_weights":
         values = merged(shallow, script, tmp_path)
@@ -189,7 +189,7 @@ def test_a_picture_of_the_file_is_the_trainings_preview(shallow, trained, tmp_pa
         line += f" --ci {transparent(tmp_path)}"
     file, toml, preview = trained(script, line, values)
 
-    def picture(**options):
+    def image(**options):
         sampled = shell.config_to_sample(toml, options, lambda _: script)
         columns = plan.plan_columns("together", [(file, 1.0)])
         sheet = generate.generate(sampled, columns, [parse_line(line)], tmp_path / "new", quiet)
@@ -197,24 +197,24 @@ def test_a_picture_of_the_file_is_the_trainings_preview(shallow, trained, tmp_pa
             assert ("base.safetensors" in image.text["kohya"]) is (option == "base_weights" and not options)
         return abs(pixels_of(sheet.files[0][0]) - preview)
 
-    difference = picture()
+    difference = image()
     assert difference.max() <= 2
-    assert picture(**{option: off}).sum() > 2 * difference.sum()  # so the option matters here
+    assert image(**{option: off}).sum() > 2 * difference.sum()  # so the option matters here
 
 
 @pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
-def test_a_picture_of_the_file_is_rounded_as_the_trainings_preview(shallow, trained, tmp_path, script):  # noqa: F811
+def test_an_image_of_the_file_is_rounded_as_the_trainings_preview(shallow, trained, tmp_path, script):  # noqa: F811
     line = "a cat --w 64 --h 64 --s 2 --d 3 --l 2"
     # A strength of 2 / 3 is exact in no format: where it is applied decides what is rounded.
     values = {"mixed_precision": "bf16", "network_dim": 3, "network_alpha": 2.0}
     file, toml, preview = trained(script, line, values)
     sampled = shell.config_to_sample(toml, {}, lambda _: script)
 
-    def picture(strength):
+    def image(strength):
         columns = plan.plan_columns("together", [(file, strength)])
         return pixels_of(generate.generate(sampled, columns, [parse_line(line)], tmp_path / "new", quiet).files[0][0])
 
-    assert np.array_equal(picture(1.0), preview) and not np.array_equal(picture(0.5), preview)
+    assert np.array_equal(image(1.0), preview) and not np.array_equal(image(0.5), preview)
 
 
 def test_what_is_merged_is_said_and_a_file_that_counts_twice(shallow, tmp_path):  # noqa: F811

@@ -304,7 +304,7 @@ def test_files_are_checked_before_the_wait_for_a_gpu_and_ask_for_none(given, sha
         shell.main([config, *words], script_of_toml)
 
 
-def test_it_waits_until_no_training_has_the_device(given, monkeypatch, tmp_path):
+def test_kohya_sample_waits_until_no_training_has_the_device(given, monkeypatch, tmp_path):
     given(SCRIPTS[0])
     monkeypatch.setattr(gpu_wait, "WAITING", 0.0)
     monkeypatch.setattr(gpu_slots, "devices", lambda: ("0",))

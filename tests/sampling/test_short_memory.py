@@ -1,4 +1,4 @@
-"""Every family encodes and draws in tiles where the whole picture does not fit, with the same latents and pixels."""
+"""Every family encodes and draws in tiles where the whole image does not fit, with the same latents and pixels."""
 
 import logging
 
@@ -29,7 +29,7 @@ def out_of_memory(*_, **__):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Return a function after which no VAE works on a whole picture, and tiles have few rows."""
+    """Return a function after which no VAE works on a whole image, and tiles have few rows."""
     vae_memory._did_not_fit.clear()
 
     def make():
@@ -58,7 +58,7 @@ def test_tiles_encode_the_same_latents(given, script, short):  # noqa: F811
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_tiles_show_the_same_pictures_and_the_log_says_so_once(given, script, short, tmp_path, caplog):  # noqa: F811
+def test_tiles_show_the_same_images_and_the_log_says_so_once(given, script, short, tmp_path, caplog):  # noqa: F811
     caplog.set_level(logging.WARNING, logger=generate.__name__)
 
     def drawn(name):

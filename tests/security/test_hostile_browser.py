@@ -117,7 +117,7 @@ def test_reading_changes_nothing(client, page, place):
     for path in routes():
         answer = client.get(path) if "heartbeat" not in path and "queue/data" not in path else None
         assert answer is None or answer.status_code < 500, path
-    for name in page.service.picture_handlers:
+    for name in page.service.image_handlers:
         for value in HOSTILE:
             answer = client.get(f"/own/{name}", params={field: ascii(value)[:40] for field in fields()})
             assert answer.status_code < 500 and SECRET not in answer.text, (name, value)

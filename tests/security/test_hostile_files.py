@@ -1,4 +1,4 @@
-"""Files from strangers: nothing in them is run, nothing breaks, and each is told in one sentence."""
+"""Files from strangers: nothing in them is run, nothing breaks, and each is refused in one sentence."""
 
 import json
 import os
@@ -260,7 +260,7 @@ def npy(shape, dtype="<f4"):
 
 
 def packed(path, *names, head=b"", zeros=0):
-    """An archive whose entries begin with `head` and go on with so many zeros, packed very small."""
+    """An archive whose entries begin with `head` and continue with so many zeros, packed very small."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -299,7 +299,7 @@ def png(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def test_pictures_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, modest):
+def test_images_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, modest):
     from library.curation import thumbs
 
     file = tmp_path / "bomb.png"

@@ -230,22 +230,10 @@ def transformer(variant):
         return make()
     heads = {"num_attention_heads": sizes.hidden // sizes.head, "attention_head_dim": sizes.head}
     axes = (sizes.head // 4, sizes.head // 4, sizes.head // 2)
-    if variant == "flux_2":
-        return diffusers.Flux2Transformer2DModel(
-            in_channels=4 * sizes.channels,
-            num_layers=1,
-            num_single_layers=1,
-            joint_attention_dim=3 * sizes.text,
-            axes_dims_rope=(sizes.head // 4,) * 4,
-            guidance_embeds=False,
-            **heads,
-        )
-    if variant in ("flux_3", "krea_2"):
+    if variant in ("flux_2", "flux_3", "krea_2", "qwen_image_21"):
         settings = families.random_module(variant).diffusers_settings(make().sizes)
-        return getattr(diffusers, f"{MIXINS[variant]}Transformer2DModel")(**settings)
-    if variant == "qwen_image_21":
-        settings = families.random_module(variant).settings_in_diffusers(make().sizes)
-        return diffusers.QwenImage21Transformer2DModel(**settings)
+        name = "QwenImage21" if variant == "qwen_image_21" else MIXINS[variant]
+        return getattr(diffusers, f"{name}Transformer2DModel")(**settings)
     if variant == "qwen_image":
         return diffusers.QwenImageTransformer2DModel(
             in_channels=4 * sizes.channels,

@@ -230,7 +230,7 @@ def test_resizing_to_the_full_rank_changes_nothing(name, lora_files, tmp_path):
 def test_a_rank_that_no_module_has_is_no_resize(lora_files, tmp_path, capsys):
     first, out = lora_files["flux"][0], tmp_path / "r.safetensors"
     assert shell.main(["resize", str(first), "--rank", "64", "--out", str(out)]) == 0
-    assert "no module has more ranks than asked for, so nothing was cut" in capsys.readouterr().out
+    assert "no module has more ranks than requested, so nothing was cut" in capsys.readouterr().out
     about = metadata(out)
     assert (about["ss_network_dim"], about["ss_training_comment"]) == ("3", "hello")
 

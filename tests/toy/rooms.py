@@ -42,7 +42,7 @@ def test_the_outlook_on_compiling_knows_it():
     assert "1 graph, about 5 s" in str(compile_summary.outlook(draft(config_class(LORA), {"compile": True})))
 
 
-def test_it_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: F811
+def test_a_toy_training_is_checked_and_estimated(demo, squares, tmp_path, capsys):  # noqa: F811
     from library.cli import check
 
     flags = ["--train_data_dir", str(squares), "--output_dir", str(tmp_path), "--json"]
@@ -63,7 +63,7 @@ def test_another_familys_file_is_named(demo, tmp_path):
 
 
 @pytest.mark.parametrize("script", [LORA, FULL])
-def test_it_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script):  # noqa: F811
+def test_a_toy_training_is_compiled_swapped_and_previewed(demo, squares, tmp_path, script):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 2 --d 1\n")
     compiled = trained(
@@ -102,7 +102,7 @@ def test_its_lora_is_merged_converted_and_verified(demo, squares, tmp_path):  # 
     assert "transformer.blocks.0.qkv.lora_A.weight" in load_file(converted)
 
 
-def test_it_is_benched(tmp_path, monkeypatch):
+def test_kohya_bench_times_its_steps(tmp_path, monkeypatch):
     from library.bench import shell
     from library.cli.launch import script_of_toml
 

@@ -63,7 +63,7 @@ KINDS = {
     "no text encoder": ({"clip_l": "GONE/c.safetensors"}, "clip_l: "),
     "text for a text encoder": ({"t5xxl": "WRONG/text.safetensors"}, "t5xxl: "),
     "a LoRA for an autoencoder": ({"ae": "WRONG/lora.safetensors"}, "ae: "),
-    "no LoRA to go on with": ({"network_weights": "GONE/lora.safetensors"}, "network_weights: "),
+    "no LoRA to continue with": ({"network_weights": "GONE/lora.safetensors"}, "network_weights: "),
     "no prompts": ({"sample_prompts": "GONE/p.txt"}, "sample_prompts: "),
     "no state": ({"resume": "GONE/x-state"}, "resume: there is no folder"),
     "no tracker's settings": ({"log_tracker_config": "GONE/t.toml"}, "log_tracker_config: "),
@@ -111,7 +111,7 @@ KINDS = {
 # Not together, though they set different options: one of them takes away what the other is about.
 APART = [
     {"no argument of it", "no such package"},
-    {"ranks of no file", "no LoRA to go on with"},
+    {"ranks of no file", "no LoRA to continue with"},
     {"a pair that is none", "ranks of no file"},
     {"ranks of another file", "ranks of no file"},
     {"adapters of SDXL", "ranks of no file"},

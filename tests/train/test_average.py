@@ -1,4 +1,4 @@
-"""The moving average of the weights: its numbers, its files, and that it goes on exactly."""
+"""The moving average of the weights: its numbers, its files, and that it continues exactly."""
 
 from types import SimpleNamespace
 
@@ -34,7 +34,7 @@ def expected(weights, decay=0.9, every=1):
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("where", ["gpu", "cpu"])
-def test_numbers(every, dtype, where):
+def test_the_average_follows_its_formula(every, dtype, where):
     torch.manual_seed(0)
     weights = [torch.randn(3, 2).to(dtype) for _ in range(20)]
     p = nn.Parameter(weights[0].clone())
@@ -141,7 +141,7 @@ FUSED = {
 @pytest.mark.parametrize(
     ("script", "values"), [("flux_train", {}), ("flux_train", FUSED)], ids=["plain", "fused and rounded"]
 )
-def test_it_goes_on_bit_for_bit(demo, squares, tmp_path, script, values):
+def test_an_average_resumes_bit_for_bit(demo, squares, tmp_path, script, values):
     options = {"train_data_dir": squares, "ema_decay": 0.8, "ema_every_n_steps": 2, "max_train_steps": 5, **values}
     straight = training.train(training.config_of(demo, script, **options, output_dir=tmp_path / "a"))
     more = {"output_dir": tmp_path / "b", "max_train_steps": 3, "save_state": True}

@@ -1,4 +1,4 @@
-"""What does not fit the model, a file of adapters or a state is told from their headers, before anything is loaded."""
+"""What does not fit the model, a file of adapters or a state is seen in their headers, before anything is loaded."""
 
 import pytest
 import torch

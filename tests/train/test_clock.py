@@ -25,7 +25,7 @@ def config(**steps):
         ({"max_train_steps": 5, "gradient_accumulation_steps": 8}, 3, 5, 1, 5),
     ],
 )
-def test_length(steps, batches, total, per_epoch, epochs):
+def test_steps_and_epochs_of_a_training_follow_from_its_batches(steps, batches, total, per_epoch, epochs):
     clock = Clock.of(config(**steps), batches)
     assert (clock.total, clock.per_epoch, clock.epochs) == (total, per_epoch, epochs)
 

@@ -189,7 +189,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_it_is_refused_in_one_sentence(demo, wrong, tmp_path, mistake):
+def test_a_common_mistake_is_refused_in_one_sentence(demo, wrong, tmp_path, mistake):
     script, values, words = REFUSED[mistake]
     problems, _ = said(demo, wrong, tmp_path, script, values)
     assert len(problems) == 1, problems
@@ -198,7 +198,7 @@ def test_it_is_refused_in_one_sentence(demo, wrong, tmp_path, mistake):
 
 
 @pytest.mark.parametrize("mistake", TOLD)
-def test_it_is_told_in_one_sentence(demo, wrong, tmp_path, mistake, monkeypatch):
+def test_a_doubtful_setting_is_reported_in_one_sentence(demo, wrong, tmp_path, mistake, monkeypatch):
     script, values, words = TOLD[mistake]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # what only a GPU can do is not the question here
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
@@ -208,7 +208,7 @@ def test_it_is_told_in_one_sentence(demo, wrong, tmp_path, mistake, monkeypatch)
     assert len(notes) == 1, notes
 
 
-def test_a_good_config_is_told_nothing(demo, wrong, tmp_path):
+def test_a_good_config_gets_no_remark(demo, wrong, tmp_path):
     """Neither are captions with an ending without its dot, nor what other systems leave in folders."""
     for script in (FLUX, SDXL):
         assert said(demo, wrong, tmp_path, script, {"caption_extension": "txt"}) == ([], [])

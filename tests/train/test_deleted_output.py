@@ -1,4 +1,4 @@
-"""The output folder is deleted during a training: it goes on, saves its result, and its record is whole."""
+"""The output folder is deleted during a training: it continues, saves its result, and its record is whole."""
 
 import os
 import shutil

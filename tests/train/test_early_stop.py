@@ -126,7 +126,7 @@ def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, e
     assert not told(max_train_steps=3) and not told(early_stop_patience=None, validation_split=0)
 
 
-def test_it_needs_held_out_images(eight, tmp_path):
+def test_early_stopping_needs_held_out_images(eight, tmp_path):
     with pytest.raises(Exception, match="early_stop_patience needs held-out images: set validation_split"):
         build_config(config_class(SCRIPT), {"early_stop_patience": 2}, notes=[])
     with pytest.raises(Exception, match="dataset_config with validation_split"):

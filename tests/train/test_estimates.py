@@ -203,7 +203,7 @@ def test_a_probe_that_fails_otherwise_says_why():
     assert len(broken.tries) == 1 and "no such file" in str(broken.sentence())
 
 
-def test_a_try_is_a_training_on_made_pictures(config, tmp_path):
+def test_a_try_is_a_training_on_made_images(config, tmp_path):
     trial = probe.prepare_try(
         replace_options(config, max_train_epochs=3, lr_scheduler="cosine"), (128, 192), tmp_path / "try"
     )
@@ -217,7 +217,7 @@ BESIDE = {"flux_train_network": {"model_type": "kontext", "guidance_scale": 1.0}
 
 
 @pytest.mark.parametrize("script", BESIDE)
-def test_a_try_has_pictures_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
+def test_a_try_has_images_beside_its_images_where_the_model_is_shown_some(script, demo, tmp_path):
     options = {**flatten_sections(read_toml(demo.configs[script])), **BESIDE[script]}
     trial = probe.prepare_try(build_config(config_class(script), options, notes=[]), (128, 256), tmp_path / "try")
     check = data.check_data(trial, trial.grid)
@@ -257,7 +257,7 @@ def test_the_check_counts_what_sample_images_take(config, demo, tmp_path):
 
 
 def test_a_probe_whose_samples_were_left_out_does_not_fit(config, tmp_path, monkeypatch):
-    """The training itself goes on without them, and its process ends well."""
+    """The training itself continues without them, and its process ends well."""
 
     def process(arguments, **_):
         run = next(tmp_path.glob("*/out")) / "runs" / "one"

@@ -154,7 +154,7 @@ def test_weights_that_have_moved_are_stepped_where_they_are():
     assert_equal(flat, plain)
 
 
-def test_it_is_chosen_for_gathered_weights_on_a_gpu(monkeypatch):
+def test_flat_adamw_is_chosen_for_gathered_weights_on_a_gpu(monkeypatch):
     config = build_config(FluxLora, {"learning_rate": 0.5}, notes=[])
 
     def chosen(config, dtype, caches=("the denoiser's",)):

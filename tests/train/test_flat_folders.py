@@ -19,7 +19,7 @@ def flat(tmp_path_factory):
 
 
 @pytest.mark.parametrize("script", ["flux_train_network", "sdxl_train"])
-def test_it_trains_the_same_and_its_metadata_names_the_folder(demo, flat, tmp_path, script):
+def test_a_flat_folder_trains_the_same_and_its_metadata_names_it(demo, flat, tmp_path, script):
     named = train(config_of(demo, script, train_data_dir=flat / "named", output_dir=tmp_path / "a", max_train_steps=2))
     plain = train(
         config_of(

@@ -39,14 +39,14 @@ def saved(single, tmp_path_factory):
     return method, path
 
 
-def same(ours, theirs):
-    """Two networks of equal weights, whatever a version of transformers calls them, and equal settings."""
+def assert_equal_weights(ours, theirs):
+    """Whatever a version of transformers calls them."""
     a, b = ({n.removeprefix("text_model."): t for n, t in net.state_dict().items()} for net in (ours, theirs))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_diffusers_reads_it(saved):
+def test_diffusers_reads_a_saved_folder(saved):
     from diffusers import StableDiffusionXLPipeline
 
     method, path = saved
@@ -58,7 +58,7 @@ def test_diffusers_reads_it(saved):
         (parts.encoders["clip_l"], pipe.text_encoder),
         (parts.encoders["clip_g"], pipe.text_encoder_2),
     ):
-        same(ours, theirs)
+        assert_equal_weights(ours, theirs)
     assert type(pipe.scheduler).__name__ == "EulerDiscreteScheduler"
     words = "a red circle"
     assert pipe.tokenizer.model_max_length == pipe.tokenizer_2.model_max_length == 77
@@ -83,11 +83,11 @@ def test_diffusers_reads_it(saved):
     assert pipe.vae.config.force_upcast and pipe.vae.config.scaling_factor == 0.13025
 
 
-def test_it_is_read_back_here(saved, single, tmp_path):
+def test_a_saved_folder_is_read_back_here(saved, single, tmp_path):
     method, path = saved
     again, _ = learner_of(path, tmp_path, learn=0)
     for part in ("denoiser", "vae"):
-        same(getattr(method.components, part), getattr(again.components, part))
+        assert_equal_weights(getattr(method.components, part), getattr(again.components, part))
     first, other = method.state_dict(), again.state_dict()
     assert first.keys() == other.keys() == load_file(single).keys()
     assert all(torch.equal(first[name], other[name]) for name in first)

@@ -1,4 +1,4 @@
-"""The disk fills up, is unplugged or becomes read-only: the training goes on, and its result is somewhere."""
+"""The disk fills up, is unplugged or becomes read-only: the training continues, and its result is somewhere."""
 
 import errno
 import itertools
@@ -86,7 +86,7 @@ def test_what_is_not_saved_during_the_training_is_one_warning(config, fill, whol
     outcome = train(config())
     assert outcome.facts["state"] == "finished" and same(outcome.file, whole)
     (said,) = (str(event["text"]) for event in outcome.events("warning") if "is not saved" in str(event["text"]))
-    assert "m-step00000001" in said and "the training goes on" in said
+    assert "m-step00000001" in said and "the training continues" in said
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"m-step00000003.safetensors", "m-step00000004-state", "m-state"} <= names
     assert not any(name.startswith(".") for name in names)

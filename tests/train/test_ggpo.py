@@ -90,7 +90,7 @@ def test_trainings_are_disturbed_from_the_second_step_and_resume_exactly(demo, s
     assert compiled.losses == pytest.approx(whole.losses, rel=0.05)  # other random numbers, the same size
 
 
-def test_what_it_needs(demo):
+def test_ggpo_needs_bf16(demo):
     with pytest.raises(ConfigError, match="ggpo_sigma and ggpo_beta need mixed_precision = bf16"):
         from library.families import network_args
 

@@ -36,11 +36,11 @@ def test_a_planted_error_breaks_the_bound_of_the_error(meter, error):
     assert meter.error_share(lora) > (learning.MOST_EARLY_ERROR if steps else learning.MOST_ERROR)
 
 
-def test_captions_tell_the_small_model_of_flux_what_is_in_a_picture(tmp_path):
+def test_captions_tell_the_small_model_of_flux_what_is_in_an_image(tmp_path):
     assert learning.CaptionMeter(tmp_path, "flux").share() <= learning.MOST_CAPTION_SHARE["flux"]
 
 
-def test_captions_tell_that_of_sdxl_what_is_in_a_picture_unless_another_layer_is_read(tmp_path):
+def test_captions_tell_that_of_sdxl_what_is_in_an_image_unless_another_layer_is_read(tmp_path):
     meter = learning.CaptionMeter(tmp_path, "sdxl")
     assert meter.share() <= learning.MOST_CAPTION_SHARE["sdxl"]
     for layer in (-1, 0):

@@ -1,4 +1,4 @@
-"""Which numbers matrices are multiplied in is decided by timing, remembered, and kept by a training that goes on."""
+"""Which numbers matrices are multiplied in is decided by timing, remembered, and kept by a training that continues."""
 
 import pytest
 import torch
@@ -106,7 +106,7 @@ def test_a_gpu_times_all_of_its_formats_within_seconds():
     assert seconds.keys() == {matmul_formats.IN_16_BITS, *formats} and min(seconds.values()) > 0
 
 
-def test_the_choice_is_told_with_its_numbers():
+def test_the_choice_is_reported_with_its_numbers():
     seconds = {matmul_formats.IN_16_BITS: 2.0, "fp8": 1.62, "int8": 2.2}
     assert (
         matmul_formats.fastest_format(seconds) == "fp8"

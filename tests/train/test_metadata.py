@@ -100,7 +100,7 @@ def test_figures_of_a_dataset_config(tmp_path):
     assert "ss_bucket_info" not in actual
 
 
-def test_folders_of_several_data_sets_are_told_as_in_sd_scripts(tmp_path):
+def test_folders_of_several_data_sets_are_named_as_in_sd_scripts(tmp_path):
     """A folder at two sizes is two folders, its tags count once; one of metadata has the file's name."""
     (tmp_path / "d.toml").touch()
     found = images()

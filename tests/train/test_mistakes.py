@@ -127,7 +127,7 @@ CASES = {
     "an unknown optimizer": (FLUX, ["--optimizer_type", "AdamX"], ["optimizer_type", "AdamX"]),
     "a package that is missing": (SDXL, ["--optimizer_type", "nowhere.Best"], ["nowhere.Best", "package nowhere"]),
     "an argument it has not": (SDXL, ["--optimizer_args", "weight_dekay=1"], ["weight_dekay", "weight_decay"]),
-    "no LoRA to go on with": (FLUX, ["--network_weights", "WRONG/none"], ["network_weights", "none"]),
+    "no LoRA to continue with": (FLUX, ["--network_weights", "WRONG/none"], ["network_weights", "none"]),
     "no state": (FLUX, ["--resume", "WRONG/none"], ["resume", "none"]),
     "no state in a folder": (FLUX, ["--resume", "WRONG/empty"], ["resume", "empty"]),
     "half a state": (FLUX, ["--resume", "WRONG/half-state"], ["resume", "optimizer.bin"]),

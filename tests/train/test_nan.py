@@ -106,7 +106,7 @@ def config(demo, squares, folder, script="flux_train_network", **values):
     return config_of(demo, script, train_data_dir=squares, output_dir=folder, **values)
 
 
-def test_it_names_step_and_images_and_keeps_the_last_good_files(demo, squares, tmp_path, spoilt):
+def test_a_nan_names_step_and_images_and_keeps_the_last_good_files(demo, squares, tmp_path, spoilt):
     spoilt("2.png", epoch=2)
     with pytest.raises(ConfigError) as raised:
         train(config(demo, squares, tmp_path))

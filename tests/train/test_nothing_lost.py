@@ -196,7 +196,7 @@ def test_each_place_beside_the_training_fails_alone(run, baseline, name, monkeyp
     assert disturbed.facts["state"] == "finished"
     assert all(torch.equal(tensor, baseline[key]) for key, tensor in disturbed.tensors().items())
     said = [str(event["text"]) for event in disturbed.events("warning")]
-    assert sum("broken" in text and "goes on" in text for text in said) == STEPS + (name != "validated")
+    assert sum("broken" in text and "continues" in text for text in said) == STEPS + (name != "validated")
 
 
 def test_files_are_saved_before_anything_else_is_done_at_a_step(run, monkeypatch):

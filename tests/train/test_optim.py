@@ -105,7 +105,7 @@ def test_all_that_is_wrong_is_reported_at_once(monkeypatch):
         ({"optimizer_type": "Adafactor", "optimizer_args": ["warmup_init=True", "relative_step=False"]}, ""),
     ],
 )
-def test_wrong_choices(values, sentence, monkeypatch):
+def test_an_optimizer_that_does_not_fit_is_refused(values, sentence, monkeypatch):
     hide(monkeypatch, "bitsandbytes")
     said = list(optimizers.find_optimizer_problems(config(**values)))
     assert any(sentence in str(s) for s in said) if sentence else not said

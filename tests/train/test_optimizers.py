@@ -1,4 +1,4 @@
-"""Every optimizer that is offered by name: it steps and learns here, and goes on exactly from its state."""
+"""Every optimizer that is offered by name: it steps and learns here, and continues exactly from its state."""
 
 import inspect
 import io

@@ -59,11 +59,11 @@ import runpy, sys
 try:
     runpy.run_path(sys.argv[1], run_name="__main__")
 except SystemExit:
-    print("goes on")
+    print("continues")
 sys.exit(3)
 """
     done = ended(around, script)
-    assert (done.returncode, done.stdout) == (3, "goes on\n")
+    assert (done.returncode, done.stdout) == (3, "continues\n")
 
 
 def test_a_closed_output_is_reported_as_ever():

@@ -56,7 +56,7 @@ def watch(first, stopped=False):
     first.process_watch.watch(lambda: process_gone("step 7", {}), lambda: stopped)
 
 
-def test_it_ends_with_one_sentence_though_its_main_thread_hangs(first, capsys):
+def test_a_process_ends_with_one_sentence_though_its_main_thread_hangs(first, capsys):
     watch(first)
     assert not first.process_watch.gone
     first.other.kill()

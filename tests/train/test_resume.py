@@ -15,7 +15,7 @@ from library.train.saving import deciding_options, resume_state, state_files
 from library.train.step_log import StepLog
 from tests.training import cached, config_of, listing, pictures, short_captions, train  # noqa: F401
 
-# Everything that draws random numbers, forgets or remembers. That each family goes on exactly: contract/test_family.py.
+# Everything that draws random numbers, forgets or remembers. Exact resumes of each family: contract/test_family.py.
 LIVELY = {
     "sdxl_train_network": {
         "network_dropout": 0.2,
@@ -234,7 +234,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=[next(iter(change)) for change, _ in CHANGES])
-def test_what_prevents_an_exact_resume_is_told(run, after_four, change, words):
+def test_what_prevents_an_exact_resume_is_reported(run, after_four, change, words):
     part = run(resume=after_four, max_train_steps=6, **change)
     warnings = [event["text"] for event in part.events("warning") if event["text"].startswith("resume")]
     assert all(word in "\n".join(warnings) for word in words), warnings
@@ -294,7 +294,7 @@ def test_a_changed_rate_holds_from_the_first_step_and_the_check_says_so(run, dem
     assert "learning_rate was 0.005 and is 1e-05; optimizer_args was not set and is weight_decay=0" in said
 
 
-def test_other_pictures_are_told_and_epochs_still_end(run, after_four, tmp_path, monkeypatch):
+def test_other_images_are_reported_and_epochs_still_end(run, after_four, tmp_path, monkeypatch):
     """Fewer batches an epoch than were done of it. So is another machine."""
     monkeypatch.setattr(resume_state, "computed_by", lambda device: {"the device": "NVIDIA H200"})
     few = pictures(tmp_path / "few", ((64, 64),) * 4, repeats=1)

@@ -1,4 +1,4 @@
-"""Another way to encode images and captions in a resume is told where the results differ, and only there."""
+"""Another way to encode images and captions in a resume is reported where the results differ, and only there."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_what_is_encoded_otherwise_is_told_and_what_is_not_told_is_exact(
 
 
 @pytest.mark.parametrize(("prefix", "told"), [("photo of", True), (None, False)])
-def test_cached_captions_that_an_older_version_encoded_as_written_are_told(demo, tmp_path, prefix, told):
+def test_cached_captions_that_an_older_version_encoded_as_written_are_reported(demo, tmp_path, prefix, told):
     quick = {"train_data_dir": pictures(tmp_path / "images", repeats=1), "output_name": "m", "save_state": True}
     quick |= {"network_dim": 2, "network_train_unet_only": True, "caption_prefix": prefix, **MEMORY}
     train(config_of(demo, "flux_train_network", output_dir=tmp_path, max_train_steps=1, **quick))

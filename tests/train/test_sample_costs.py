@@ -21,7 +21,7 @@ from library.config.sections.sampling import Sampling
 from library.families.base import SampleRequest
 from library.runs import bundle, layout, reader
 from library.sampling import caption_prompts
-from library.sampling.engine import pictures_left
+from library.sampling.engine import images_left
 from library.sampling.requests import imageless_request
 from library.train import journal
 from library.train.step.clock import Clock
@@ -35,7 +35,7 @@ def prompts(tmp_path):
     return path
 
 
-def test_the_record_keeps_the_pictures_and_the_panel_shows_their_cost(demo, squares, tmp_path, prompts):
+def test_the_record_keeps_the_images_and_the_panel_shows_their_cost(demo, squares, tmp_path, prompts):
     values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 2}
     made = train(config_of(demo, "flux_train_network", sample_prompts=prompts, sample_every_n_steps=1, **values))
     events = made.events("preview")
@@ -98,7 +98,7 @@ def test_the_check_counts_the_passes_that_a_sampler_takes(demo, script, name, pr
     (prompt,) = complete_prompts(config)
     with torch.no_grad():
         sampler.latents(imageless_request(prompt))
-    assert pictures_left([prompt], sampler, rounds=3).passes == 3 * len(taken)
+    assert images_left([prompt], sampler, rounds=3).passes == 3 * len(taken)
     counted = preview_time.preview_time(config, Clock(8, 4, 2), (64, 64)).steps
     prompts.write_text("a cat --w 64 --h 64 --l 1 --s 6 --ss euler\n", encoding="utf-8")
     usual = preview_time.preview_time(config, Clock(8, 4, 2), (64, 64)).steps

@@ -1,4 +1,4 @@
-"""Whatever fails while samples are generated, the training goes on and learns the same."""
+"""Whatever fails while samples are generated, the training continues and learns the same."""
 
 import errno
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 from library.families.flux.sampler import FluxSampler
 from library.families.shared.sampler import Sampler
-from library.sampling.engine import PictureEngine
+from library.sampling.engine import ImageEngine
 from library.train.evaluation import samples
 from library.train.journal import Journal
 from tests.training import config_of, train
@@ -21,11 +21,11 @@ FAILING = [
     (FluxSampler, "is_guided", RuntimeError("broken")),
     (Sampler, "batch_key", ZeroDivisionError()),
     (Sampler, "vae_on", RuntimeError("broken")),
-    (Sampler, "pictures", MemoryError()),
+    (Sampler, "images", MemoryError()),
     (Sampler, "decoded", RecursionError()),
-    (PictureEngine, "_decide", TypeError("broken")),
-    (PictureEngine, "_enter", torch.OutOfMemoryError("broken")),
-    (PictureEngine, "_note_graphs", RuntimeError("broken")),
+    (ImageEngine, "_decide", TypeError("broken")),
+    (ImageEngine, "_enter", torch.OutOfMemoryError("broken")),
+    (ImageEngine, "_note_graphs", RuntimeError("broken")),
     (Image.Image, "save", FULL),
     (Journal, "sampled", FULL),
     (Journal, "previewed", FULL),
@@ -56,7 +56,7 @@ def test_the_training_is_that_without_samples(demo, values, plain, tmp_path, mon
     tensors = made.tensors()
     assert all(torch.equal(tensor, tensors[key]) for key, tensor in plain.tensors().items())
     said = [event["text"] for event in made.events("warning")]
-    assert said and all(text.endswith(("the training goes on", "tried again when samples are due")) for text in said)
+    assert said and all(text.endswith(("the training continues", "tried again when samples are due")) for text in said)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_training_is_that_without_samples(demo, values, plain, tmp_path, mon
     ],
 )
 def test_a_warning_names_the_prompts_that_failed(failed, says):
-    assert str(samples.left_out(failed, "why")) == f"sample_prompts: {says}; the training goes on"
+    assert str(samples.left_out(failed, "why")) == f"sample_prompts: {says}; the training continues"
 
 
 def test_only_the_prompt_that_fails_is_named(demo, values, tmp_path, monkeypatch):

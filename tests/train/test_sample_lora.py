@@ -39,7 +39,7 @@ def block_layers(family):
 
 
 def values_of(demo, script, tmp_path, **more):
-    """A training that generates a picture before, between and after its two steps, and a LoRA that changes these."""
+    """A training that generates an image before, between and after its two steps, and a LoRA that changes these."""
     config = config_of(demo, script)
     family = families.family_for(config)
     file = tmp_path / "fast.safetensors"
@@ -65,7 +65,7 @@ def digest(network):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """What the denoiser holds before and after each set of pictures: its weights and hooks."""
+    """What the denoiser holds before and after each set of images: its weights and hooks."""
     seen, generate = [], samples.SampleRunner._generate
 
     def watching(self, *arguments):
@@ -86,9 +86,9 @@ def compare(demo, squares, tmp_path, watched, script, how):
     assert fast.losses == plain.losses and not fast.events("sample_failed")
     ours, theirs = fast.tensors(), plain.tensors()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    pictures = [[Image.open(event["file"]) for event in run.events("sample")] for run in (plain, fast)]
-    assert [len(row) for row in pictures] == [3, 3]
-    assert not any(np.array_equal(np.asarray(one), np.asarray(other)) for one, other in zip(*pictures, strict=True))
+    images = [[Image.open(event["file"]) for event in run.events("sample")] for run in (plain, fast)]
+    assert [len(row) for row in images] == [3, 3]
+    assert not any(np.array_equal(np.asarray(one), np.asarray(other)) for one, other in zip(*images, strict=True))
 
 
 @pytest.mark.parametrize(("script", "how"), WAYS)
@@ -110,9 +110,9 @@ def test_several_files_act_together_and_are_all_gone_afterwards(demo, squares, t
     both = trained("both", first, f"{second}:0.5")
     assert len(watched) == 6 and watched[::2] == watched[1::2]
     assert all(run.losses == both.losses for run in runs)
-    pictures = [Image.open(run.events("sample")[0]["file"]) for run in (*runs, both)]
-    assert len({picture.tobytes() for picture in pictures}) == 4
-    assert [lora["file"] for lora in json.loads(pictures[3].text["kohya"])["loras"]] == [
+    images = [Image.open(run.events("sample")[0]["file"]) for run in (*runs, both)]
+    assert len({image.tobytes() for image in images}) == 4
+    assert [lora["file"] for lora in json.loads(images[3].text["kohya"])["loras"]] == [
         "fast.safetensors",
         second.name,
     ]

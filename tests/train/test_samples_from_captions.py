@@ -54,7 +54,7 @@ def test_captions_from_all_over_the_data_and_one_that_is_new():
 def test_the_new_prompt_is_in_no_caption():
     assert prompts_of([image("zorb at sunset")])[-1].prompt == "zorb at sunset, in a snowy forest"
     assert prompts_of([image("a cat"), image("two dogs")])[-1].prompt == "a lighthouse on a cliff"
-    (only,) = prompts_of([image("")])  # no captions at all: there is a picture nevertheless
+    (only,) = prompts_of([image("")])  # no captions at all: there is an image nevertheless
     assert only.prompt == "a lighthouse on a cliff"
     assert len(prompts_of([image("same")] * 5, number=4)) == 2
 
@@ -98,7 +98,7 @@ def run(demo, tmp_path, monkeypatch):
 FROM_CAPTIONS = {"sample_from_captions": 2, "sample_at_first": True, "sample_every_n_steps": 2}
 
 
-def test_a_training_without_prompts_ends_with_pictures(run, tmp_path):
+def test_a_training_without_prompts_ends_with_images(run, tmp_path):
     plain = run(output_dir=tmp_path / "plain", seed=3)
     sampled = run(seed=3, **FROM_CAPTIONS)
     assert sampled.losses == plain.losses
@@ -108,7 +108,7 @@ def test_a_training_without_prompts_ends_with_pictures(run, tmp_path):
     assert all(Image.open(path).size == (64, 64) for path in (tmp_path / "out" / "sample").iterdir())
 
 
-def test_a_training_with_a_prompt_file_ends_with_pictures_of_the_last_step_once(run, tmp_path):
+def test_a_training_with_a_prompt_file_ends_with_images_of_the_last_step_once(run, tmp_path):
     (tmp_path / "p.txt").write_text("zorb --w 64 --h 64 --s 1 --d 3\n", encoding="utf-8")
     plain = run(output_dir=tmp_path / "plain", seed=3)
     steps = {}
@@ -146,7 +146,7 @@ def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch)
     def fails(*_):
         raise RuntimeError("broken VAE")
 
-    monkeypatch.setattr(samples.SampleRunner, "_pictures", fails)
+    monkeypatch.setattr(samples.SampleRunner, "_images", fails)
     outcome = run(**FROM_CAPTIONS)
     said = [str(event["text"]) for event in outcome.events("warning")]
     assert outcome.facts["state"] == "finished" and len(outcome.losses) == 3 and all(map(math.isfinite, outcome.losses))
@@ -155,7 +155,7 @@ def test_a_training_whose_samples_all_fail_goes_on_and_says_so(run, monkeypatch)
 
 
 def test_samples_of_one_size_are_one_batch_until_memory_is_short(run, monkeypatch, tmp_path):
-    plain, sizes, together = run(output_dir=tmp_path / "plain", seed=3), [], samples.SampleRunner._pictures
+    plain, sizes, together = run(output_dir=tmp_path / "plain", seed=3), [], samples.SampleRunner._images
 
     def counting(self, requests):
         sizes.append(len(requests))
@@ -163,7 +163,7 @@ def test_samples_of_one_size_are_one_batch_until_memory_is_short(run, monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory")
         return together(self, requests)
 
-    monkeypatch.setattr(samples.SampleRunner, "_pictures", counting)
+    monkeypatch.setattr(samples.SampleRunner, "_images", counting)
     made = run(seed=3, sample_batch_size=4, **FROM_CAPTIONS)
     assert sizes == [3, 3, 1, 1, 1, 1, 1, 1] and made.losses == plain.losses
     assert [event["step"] for event in made.events("sample")] == [0] * 3 + [2] * 3 + [3] * 3
@@ -188,7 +188,7 @@ def test_one_caption_is_enough(run):
 
 
 @pytest.mark.parametrize("script", LORAS)
-def test_the_first_picture_shows_the_last_step_too(demo, squares, tmp_path, script):
+def test_the_first_image_shows_the_last_step_too(demo, squares, tmp_path, script):
     """Samplers compute what all steps read of a prompt before the denoiser runs as a whole."""
     (tmp_path / "p.txt").write_text("a cat --w 64 --h 64 --d 3\n" * 2, encoding="utf-8")
     values = {"sample_prompts": tmp_path / "p.txt", "sample_every_n_steps": 2, "sample_steps": 2, "sample_scale": 4.0}

@@ -44,7 +44,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Training:
-    """One that would go on for hours, started as `arguments` say; its files lie in `output`."""
+    """One that would continue for hours, started as `arguments` say; its files lie in `output`."""
 
     def __init__(self, process, output):
         self.process, self.output = process, output

@@ -1,4 +1,4 @@
-"""Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and goes on exactly."""
+"""Stop after this step, and Stop now: whatever a training is doing, what it learned is saved and continues exactly."""
 
 import signal
 import time
@@ -120,11 +120,11 @@ def test_samples_and_validation_are_left_as_they_are(demo, shapes, tmp_path, whe
     }
     straight = train(config_of(demo, LORA, output_dir=tmp_path / "straight", **values))
     assert len(straight.events("sample")) == 4 and len(straight.events("validation")) > 1
-    for place, name in ((validation.ValidationRunner, "_loss"), (samples.SampleRunner, "_pictures")):
+    for place, name in ((validation.ValidationRunner, "_loss"), (samples.SampleRunner, "_images")):
         when(place, name)
         stopped = train(config_of(demo, LORA, output_dir=tmp_path / "out", **values))
         assert stopped.events("sample") == [] and max(stopped.numbers()) == 2
-        assert {event["step"] for event in stopped.events("validation")} == ({2} if name == "_pictures" else set())
+        assert {event["step"] for event in stopped.events("validation")} == ({2} if name == "_images" else set())
         goes_on(demo, LORA, stopped, straight, tmp_path, values)
         for path in (tmp_path / "out").glob("m*"):
             path.rename(tmp_path / f"{name}{path.name}")

@@ -123,7 +123,7 @@ def test_what_cannot_be_known_ahead_is_refused_and_what_changes_nothing_is_repor
 
 
 @pytest.mark.parametrize("script", LORAS)
-def test_captions_that_are_longer_than_what_is_read_are_told_once_with_what_reads_more(demo, script):
+def test_captions_that_are_longer_than_what_is_read_are_reported_once_with_what_reads_more(demo, script):
     family = families.family_for(config_of(demo, script))
     words, limit = family.tokenizers_of_captions(), family.caption_limit
     word = limit.count(words[limit.encoder], "red red") - limit.count(words[limit.encoder], "red")

@@ -401,7 +401,7 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
 
 
 def test_a_stopped_run_saves_and_can_be_gone_on_with(run, tmp_path, monkeypatch):
-    """That each family goes on exactly: contract/test_family.py."""
+    """That each family continues exactly: contract/test_family.py."""
     script = "flux_train_network"
     straight = run(script, max_train_steps=6)
     push, folder = StepLog.push, tmp_path / "stopped"

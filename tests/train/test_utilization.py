@@ -50,7 +50,7 @@ def test_the_rate_is_that_of_the_data_sheet_or_measured(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_it_is_reported_and_recorded_on_a_gpu(demo, gpu, device):
+def test_utilization_is_reported_and_recorded_on_a_gpu(demo, gpu, device):
     gpu("NVIDIA H200")
     config, said, noted = config_of(demo, "sdxl_train_network"), [], {}
     meter = Meter(total=8, per_epoch=8, warm_steps=4, warm_seconds=2.0)

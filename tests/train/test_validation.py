@@ -174,7 +174,7 @@ def test_an_image_that_cannot_be_read_leaves_out_the_validation_alone(run, monke
     monkeypatch.setattr(module.ValidationRunner, "_loss", unreadable)
     outcome = run()
     (said,) = {event["text"] for event in outcome.events("warning")}
-    assert said == "this validation is left out (3.png is missing); the training goes on"
+    assert said == "this validation is left out (3.png is missing); the training continues"
     assert not outcome.events("validation") and outcome.losses == straight.losses
 
 

@@ -190,6 +190,6 @@ def load_clip_l(path: Path, dtype: Any, mmap: bool = True) -> Any:
     if not any(name.endswith(clip.CLIP_MARKER) for name in file):
         raise recognition.wrong_kind_error(path, PART_WORDS["clip_l"])
     with complete(path, PART_WORDS["clip_l"]):
-        return clip.encoder(
+        return clip.build_encoder(
             {plain: weights.cast_floating(file[name], dtype) for plain, name in clip.plain_clip_names(file).items()}
         )

@@ -161,7 +161,7 @@ def demo_tables(models: Mapping[str, Path]) -> DemoTables:
     }
 
 
-def settings_in_diffusers(sizes: Qwen21Shape) -> dict[str, Any]:
+def diffusers_settings(sizes: Qwen21Shape) -> dict[str, Any]:
     """Return the arguments of diffusers' transformer of these sizes."""
     return {
         "in_channels": sizes.in_channels,
@@ -183,5 +183,5 @@ def convert_for_diffusers(tensors: JsonObject, config: RunConfig) -> tuple[JsonO
         shapes[name] = (stored[key][0] // pieces, *stored[key][1:])
     sizes = Qwen21Shape.of(shapes)
     return diffusers_layers.convert_with_mixin(
-        tensors, "QwenImage21Transformer2DModel", "QwenImageLoraLoaderMixin", **settings_in_diffusers(sizes)
+        tensors, "QwenImage21Transformer2DModel", "QwenImageLoraLoaderMixin", **diffusers_settings(sizes)
     )

@@ -21,7 +21,7 @@ CHECKPOINTS = UnetCheckpoints(
         "clip_l": TextEncoderFiles(
             "text_encoder",
             "text encoder (CLIP-L)",
-            lambda tensors: clip.encoder(tensors, "quick_gelu"),
+            lambda tensors: clip.build_encoder(tensors, "quick_gelu"),
             expected_tensors.clip,
         )
     },

@@ -20,13 +20,13 @@ CHECKPOINTS = UnetCheckpoints(
         "clip_l": TextEncoderFiles(
             "text_encoder",
             "first text encoder (CLIP-L)",
-            lambda t: clip.encoder(t, "quick_gelu"),
+            lambda t: clip.build_encoder(t, "quick_gelu"),
             expected_tensors.clip,
         ),
         "clip_g": TextEncoderFiles(
             "text_encoder_2",
             "second text encoder",
-            lambda t: clip.encoder(t, "gelu", projected=True),
+            lambda t: clip.build_encoder(t, "gelu", projected=True),
             projected_clip,
         ),
     },

@@ -36,7 +36,7 @@ def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     return plain_names
 
 
-def encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", projected: bool = False):
+def build_encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", projected: bool = False):
     """Build a text encoder from tensors, which are not copied; they determine its sizes.
 
     `tensors` has file names (`text_model.*`, and `text_projection.weight` if `projected`); others are ignored. `act` is
@@ -80,10 +80,10 @@ def clip_tokens(tokenizer: Any, texts: Sequence[str], chunks: int = 1, pad: int 
     ends with EOS, and one that starts with padding starts with EOS, as in sd-scripts.
     """
     ids = tokenizer(list(texts), add_special_tokens=False, truncation=False).input_ids if texts else []
-    return chunked([row[: chunks * (LENGTH - 2)] for row in ids], tokenizer, chunks, pad)
+    return split_into_chunks([row[: chunks * (LENGTH - 2)] for row in ids], tokenizer, chunks, pad)
 
 
-def chunked(rows: Sequence[Sequence[int]], tokenizer: Any, chunks: int, pad: int | None) -> Tensor:
+def split_into_chunks(rows: Sequence[Sequence[int]], tokenizer: Any, chunks: int, pad: int | None) -> Tensor:
     """Rows of at most 75 * chunks ids without BOS and EOS -> [B, chunks, 77]."""
     begin, end, inner = tokenizer.bos_token_id, tokenizer.eos_token_id, LENGTH - 2
     pad = end if pad is None else pad
@@ -99,7 +99,7 @@ def chunked(rows: Sequence[Sequence[int]], tokenizer: Any, chunks: int, pad: int
     return torch.tensor(out, dtype=torch.int64).view(len(out), chunks, LENGTH)
 
 
-def merged(hidden: Tensor, chunks: int) -> Tensor:
+def merge_chunks(hidden: Tensor, chunks: int) -> Tensor:
     """Hidden states [B * chunks, 77, C] -> [B, 75 * chunks + 2, C]: one BOS, every chunk's 75, one last token."""
     if chunks == 1:
         return hidden
@@ -108,5 +108,5 @@ def merged(hidden: Tensor, chunks: int) -> Tensor:
     return torch.cat([parts[:, 0, :1], middle, parts[:, -1, -1:]], dim=1)
 
 
-def chunks_of(max_token_length: int | None) -> int:
+def count_chunks(max_token_length: int | None) -> int:
     return math.ceil((max_token_length or 75) / 75)

@@ -24,7 +24,7 @@ def encode_chunks(
 
 def merge_chunks(hidden: Tensor, chunks: int, factors: Tensor | None) -> Tensor:
     """Hidden states of chunks [B * chunks, 77, C] -> of captions [B, 75 * chunks + 2, C], times their weights."""
-    hidden = clip.merged(hidden, chunks)
+    hidden = clip.merge_chunks(hidden, chunks)
     if factors is not None:
         hidden = hidden * factors.to(hidden.device, hidden.dtype, non_blocking=True)[:, :, None]
     return hidden
@@ -33,4 +33,4 @@ def merge_chunks(hidden: Tensor, chunks: int, factors: Tensor | None) -> Tensor:
 def count_chunks(tokenizer: Any, prompts: Sequence[str], longest: int) -> int:
     """Return the chunks of 75 tokens that the longest of these prompts needs, at most `longest`."""
     tokens = max(emphasis.count_weighted_tokens(tokenizer, prompt) for prompt in prompts)
-    return min(max(clip.chunks_of(tokens), 1), longest)
+    return min(max(clip.count_chunks(tokens), 1), longest)

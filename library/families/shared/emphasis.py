@@ -70,7 +70,7 @@ def weighted_tokens(tokenizer: Any, texts: Sequence[str], chunks: int, pad: int 
             factors += [weight] * len(piece_ids)
         rows.append(ids[:inner])
         emphasis.append([1.0, *factors[:inner], *[1.0] * (inner - len(factors)), 1.0])
-    return clip.chunked(rows, tokenizer, chunks, pad), torch.tensor(emphasis, dtype=torch.float32)
+    return clip.split_into_chunks(rows, tokenizer, chunks, pad), torch.tensor(emphasis, dtype=torch.float32)
 
 
 def count_weighted_tokens(tokenizer: Any, text: str) -> int:

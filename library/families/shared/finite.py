@@ -1,4 +1,4 @@
-"""A picture that is not made of numbers, which would be kept as a black one."""
+"""An image that is not made of numbers, which would be kept as a black one."""
 
 from typing import Any
 

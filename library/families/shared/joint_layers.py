@@ -28,7 +28,7 @@ class JointLayers:
         self._addresses = [layer.weight.data_ptr() for layer in layers]
 
     def has(self, layers: Sequence[Any]) -> bool:
-        """Return whether these are still the layers and weights that were joined: files that are applied for pictures
+        """Return whether these are still the layers and weights that were joined: files that are applied for images
         replace layers or change their classes.
         """
         return all(

@@ -43,9 +43,9 @@ class Sampler(ABC):
         self.one_by_one = False
         # Frees memory that is not needed for decoding; returns whether there was any.
         self.make_room: Callable[[], bool] = lambda: False
-        # Returns the bytes of memory for what all steps of a picture read; None without a limit, 0 to keep nothing.
+        # Returns the bytes of memory for what all steps of an image read; None without a limit, 0 to keep nothing.
         self.room_to_keep: Callable[[], int | None] = lambda: None
-        self.requires_finite = True  # whether a picture of NaN is an error
+        self.requires_finite = True  # whether an image of NaN is an error
         self._text_length = 0  # of the longest requested prompt, if texts may have any length
         self.live: tuple[str, ...] = ()  # text encoders that learn, whose outputs are not cached
 
@@ -118,14 +118,14 @@ class Sampler(ABC):
         return [request for key, request in requests_by_key.items() if key not in self._known]
 
     def __call__(self, request: SampleRequest) -> Image.Image:
-        return self.pictures([request])[0]
+        return self.images([request])[0]
 
     @torch.no_grad()
-    def pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+    def images(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
         """Denoise requests of one `batch_key` in one batch, and decode them one by one."""
-        return [self._picture(latents[None]) for latents in self.latents(*requests)]
+        return [self._image(latents[None]) for latents in self.latents(*requests)]
 
-    def _picture(self, latents: Tensor) -> Image.Image:
+    def _image(self, latents: Tensor) -> Image.Image:
         pixels = self.decoded(latents)
         return Image.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())
 
@@ -284,21 +284,21 @@ class FlowSampler(Sampler):
         return noise
 
 
-def to_pixels(picture: Image.Image | np.ndarray) -> Tensor:
+def to_pixels(image: Image.Image | np.ndarray) -> Tensor:
     """Return an image in RGB as pixels [1, 3, H, W] in -1..1."""
-    return torch.from_numpy(np.asarray(picture).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
+    return torch.from_numpy(np.asarray(image).astype("float32") / 255).permute(2, 0, 1)[None] * 2 - 1
 
 
-def crop_to_tokens(picture: Image.Image) -> Image.Image:
-    """Scale a picture down to at most MAX_REFERENCE_PIXELS, and crop it around its centre to whole tokens."""
-    width, height = picture.size
+def crop_to_tokens(image: Image.Image) -> Image.Image:
+    """Scale an image down to at most MAX_REFERENCE_PIXELS, and crop it around its centre to whole tokens."""
+    width, height = image.size
     if width * height > MAX_REFERENCE_PIXELS:
         scale = math.sqrt(MAX_REFERENCE_PIXELS / (width * height))
-        picture = picture.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
-        width, height = picture.size
+        image = image.resize((int(width * scale), int(height * scale)), Image.Resampling.LANCZOS)
+        width, height = image.size
     inner = max(width // TOKEN, 1) * TOKEN, max(height // TOKEN, 1) * TOKEN
     left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
-    return picture.crop((left, top, left + inner[0], top + inner[1]))
+    return image.crop((left, top, left + inner[0], top + inner[1]))
 
 
 def seeded_noise(requests: Sequence[SampleRequest], *shape: int) -> Tensor:

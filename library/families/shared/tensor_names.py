@@ -81,7 +81,7 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def after_prefix(names: Iterable[str], marks: Iterable[str]) -> dict[str, str]:
-    """Return {name without the file's prefix: name}, for names with the prefix that stands before one of `marks`."""
+    """Return {name without the file's prefix: name}, for names with the prefix before one of `marks`."""
     names, marks = [*names], [*marks]
     prefix = next((name.removesuffix(mark) for name in names for mark in marks if name.endswith(mark)), "")
     return {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}

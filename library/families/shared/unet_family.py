@@ -247,7 +247,7 @@ class UnetFamily(ABC):
 
     @property
     def chunks(self) -> int:
-        return clip.chunks_of(self.config.model.max_token_length)
+        return clip.count_chunks(self.config.model.max_token_length)
 
     @property
     def caption_limit(self) -> CaptionLimit:

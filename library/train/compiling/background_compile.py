@@ -375,7 +375,7 @@ class BackgroundCompiler:
         if processes is None or not processes.running:
             return False
         if processes.keep_one():
-            self._journal.say("One process goes on compiling beside the steps, as the GPU's memory is short")
+            self._journal.say("One process continues compiling beside the steps, as the GPU's memory is short")
         else:
             self.give_up("the GPU's memory is too small for both")
         return True

@@ -262,9 +262,9 @@ class Precompiler:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
         without recordings and then without gpu_memory_limit if GPU memory is short.
         """
-        recorder, pictures = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
-        if isinstance(error, torch.OutOfMemoryError) and pictures and pictures.made:
-            pictures.free()
+        recorder, recorded = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
+        if isinstance(error, torch.OutOfMemoryError) and recorded and recorded.made:
+            recorded.free()
             return not self._config.optim.stepped_early
         if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
             return not self._config.optim.stepped_early
@@ -291,13 +291,13 @@ class Precompiler:
                 Problem(
                     "compile",
                     ": PyTorch could not compile a block ({reason}); "
-                    "add --compile_fallback to go on without, or switch compile off",
+                    "add --compile_fallback to continue without, or switch compile off",
                     reason=reason,
                 )
             ) from error
         self._go_on_without(reason)
         torch.compiler.set_stance("force_eager")
-        self._journal.warn(Message("Compiling failed ({reason}); the run goes on without it.", reason=reason))
+        self._journal.warn(Message("Compiling failed ({reason}); the run continues without it.", reason=reason))
 
     def _go_on_without(self, why: MessageLike) -> None:
         self.plan.give_up(why)

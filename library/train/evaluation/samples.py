@@ -26,7 +26,7 @@ from library.methods.sample_lora import SampleLora
 from library.runs.record import error_sentence
 from library.sampling import caption_prompts, few_steps, plan, prompts
 from library.sampling.batching import BatchSizer, in_batches
-from library.sampling.engine import PictureEngine, PicturesLeft, pictures_left
+from library.sampling.engine import ImageEngine, ImagesLeft, images_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.prompts import Prompt
 from library.sampling.requests import imageless_request, request_of
@@ -39,7 +39,7 @@ from library.train.step.loss import live_encoders
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
-NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training goes on"
+NOT_LISTED = "sample_prompts: the samples of this step are not listed ({why}); the training continues"
 NOT_ENCODED = "sample_prompts: the prompts could not be encoded ({why}); that is tried again when samples are due"
 LONGEST_NAME = 60  # characters of a prompt in a warning
 Failures = list[tuple[str | None, MessageLike]]  # prompts, and why each has no sample; None: all of a step
@@ -58,7 +58,7 @@ class SampleRunner:
     blocks have graphs apart while sampling.
     """
 
-    _engine: PictureEngine  # from `use_prepared` on
+    _engine: ImageEngine  # from `use_prepared` on
 
     def __init__(self, family: Family, components: ModelComponents, config: RunConfig, images: ImageSet) -> None:
         self._components, self._config = components, config
@@ -85,7 +85,7 @@ class SampleRunner:
 
     def use_prepared(self, family: Family, device: torch.device, plan: CompilePlan) -> None:
         if self.wanted:
-            self._engine = PictureEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
+            self._engine = ImageEngine(self._components.denoiser, family, self._config, device, plan.log, plan)
 
     def _of_captions(self, images: ImageSet) -> list[Prompt]:
         from_captions = caption_prompts.prompts_from(images, self._config)
@@ -161,7 +161,7 @@ class SampleRunner:
         """Generate samples after a step: at the end of an epoch, every n steps, or on request.
 
         Epochs win if both are set, as upstream. Scheduled samples are also generated after the last step, so that
-        there are pictures of the finished file.
+        there are images of the finished file.
         """
         sample = self._config.sample
         steps = None if sample.sample_every_n_epochs else sample.sample_every_n_steps
@@ -188,10 +188,10 @@ class SampleRunner:
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
         reports = training.world.gather((paths, failures))
         beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
-        if pictures := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
+        if images := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
             seconds = time.monotonic() - began
             beside.attempt(
-                lambda: training.journal.previewed(training.clock.step, pictures, seconds), NOT_LISTED, training
+                lambda: training.journal.previewed(training.clock.step, images, seconds), NOT_LISTED, training
             )
 
     def _with_seeds(self, written: list[Prompt], world: World) -> list[Prompt]:
@@ -211,7 +211,7 @@ class SampleRunner:
             if training.method.shards or numbered[0] % world.ranks == world.rank
         ]
         self._sampler.live = live_encoders(self._components, training.method, cached=True)
-        left = self._pictures_left([prompt for _, prompt in own], training.clock)
+        left = self._images_left([prompt for _, prompt in own], training.clock)
         with (
             self._vae_on(device),
             without_learning(networks, training),
@@ -227,7 +227,7 @@ class SampleRunner:
                     requests.append((number, self._request(prompt)))
             # Free memory may differ between processes that must agree on batches.
             sizer = BatchSizer(1, device) if training.method.shards else self._sizer_of(device)
-            made = in_batches(self._sampler, requests, sizer, self._pictures, (WorkCancelled,))
+            made = in_batches(self._sampler, requests, sizer, self._images, (WorkCancelled,))
             for done, (number, image) in enumerate(made, start=1):
                 # a lack of memory, a broken VAE, a full disk, ...
                 with self._failing_alone(self._prompts[number].prompt, training, failures):
@@ -244,11 +244,11 @@ class SampleRunner:
         else:
             self._engine.recorder.free()
 
-    def _pictures_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> PicturesLeft:
+    def _images_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> ImagesLeft:
         """Return what these prompts need until the end of the training, as far as it is scheduled."""
         sample = self._config.sample
         left = clock.times_left(sample.sample_every_n_steps, sample.sample_every_n_epochs) if sample.scheduled else 0
-        return pictures_left(own_prompts, self._sampler, rounds=1 + left)
+        return images_left(own_prompts, self._sampler, rounds=1 + left)
 
     @contextlib.contextmanager
     def _failing_alone(self, prompt: str, training: Training, failures: Failures) -> Iterator[None]:
@@ -264,8 +264,8 @@ class SampleRunner:
         self._sizer = self._sizer or BatchSizer(self._config.sample.sample_batch_size, device)
         return self._sizer
 
-    def _pictures(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
-        return self._engine.pictures(self._sampler, requests, lambda: self._cache.draw(self._sampler, requests))
+    def _images(self, requests: Sequence[SampleRequest]) -> list[Image.Image]:
+        return self._engine.images(self._sampler, requests, lambda: self._cache.draw(self._sampler, requests))
 
     @contextlib.contextmanager
     def _vae_on(self, device: torch.device) -> Iterator[None]:
@@ -372,13 +372,15 @@ class SampleRunner:
 def left_out(failed: Sequence[str | None], why: MessageLike) -> Message:
     """Return the warning that these prompts have no sample for one reason; None stands for all prompts of a step."""
     if None in failed:
-        return Message("sample_prompts: the samples of this step are left out ({why}); the training goes on", why=why)
+        return Message("sample_prompts: the samples of this step are left out ({why}); the training continues", why=why)
     first, *others = dict.fromkeys(map(_shortened_prompt, failed))
     if others:
-        template = "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training goes on"
+        template = (
+            "sample_prompts: the samples of {prompt} and {count} more are left out ({why}); the training continues"
+        )
         return Message(template, prompt=first, count=len(others), why=why)
     return Message(
-        "sample_prompts: the sample of {prompt} is left out ({why}); the training goes on", prompt=first, why=why
+        "sample_prompts: the sample of {prompt} is left out ({why}); the training continues", prompt=first, why=why
     )
 
 

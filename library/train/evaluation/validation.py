@@ -22,7 +22,7 @@ from library.train.step.rng import derive_seed
 from library.train.stop_requests import WorkCancelled
 from library.train.training import Training
 
-NOT_REPORTED = "the result of this validation is not logged ({why}); the training goes on"
+NOT_REPORTED = "the result of this validation is not logged ({why}); the training continues"
 
 
 class ValidationRunner:
@@ -96,7 +96,9 @@ class ValidationRunner:
             torch.distributed.all_reduce(sums)
             torch.distributed.all_reduce(num_cut)
         if problems := [*filter(None, world.gather(problem))]:
-            training.journal.warn(Message("this validation is left out ({why}); the training goes on", why=problems[0]))
+            training.journal.warn(
+                Message("this validation is left out ({why}); the training continues", why=problems[0])
+            )
         elif num_cut.item():
             training.journal.say("The validation was cut short, as the training is ending.")
         if num_cut.item():

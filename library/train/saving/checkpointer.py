@@ -215,7 +215,7 @@ class Checkpointer:
 
 NOT_AVERAGED = "{file} is not saved: the average begins with its first update, after step {every} (ema_every_n_steps)"
 NOT_SAVED = (
-    "save_state_every_n_minutes: the state after step {step} was not saved, {left} ({why}); the training goes on and "
+    "save_state_every_n_minutes: the state after step {step} was not saved, {left} ({why}); the training continues and "
     "tries again"
 )
 

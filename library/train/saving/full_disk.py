@@ -11,7 +11,7 @@ from library.runs.record import error_sentence
 from library.train.journal import Journal
 
 NOT_SAVED = (
-    "{file} is not saved: {why}; the training goes on and tries again with the next file: make room, or connect the "
+    "{file} is not saved: {why}; the training continues and tries again with the next file: make room, or connect the "
     "disk again, in the meantime"
 )
 NOT_SAVED_AT_END = "{file} is not saved: {why}"

@@ -272,7 +272,7 @@ def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConf
         return Problem(
             "resume",
             ": early_stop_patience = {patience} ended the training of {folder} after step {step}, as its held-out loss "
-            "was lowest at step {best}; raise early_stop_patience or leave it out to go on",
+            "was lowest at step {best}; raise early_stop_patience or leave it out to continue",
             folder=folder,
             patience=patience,
             step=step,
@@ -284,7 +284,7 @@ def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConf
     return Problem(
         "resume",
         ": {folder} was saved after step {step}, and this training has {steps}, so nothing is left to do; "
-        "raise max_train_steps or max_train_epochs to go on",
+        "raise max_train_steps or max_train_epochs to continue",
         folder=folder,
         step=facts["current_step"],
         steps=counted(total_steps, "step"),

@@ -81,7 +81,7 @@ class Toy:
             "vae": DeferredNetwork(
                 lambda: autoencoder.build_autoencoder(tensors["vae"], SCALE), (Path(path),), "toy vae"
             ),
-            "clip_l": DeferredNetwork(lambda: clip.encoder(tensors["clip_l"]), (Path(path),), "toy clip_l"),
+            "clip_l": DeferredNetwork(lambda: clip.build_encoder(tensors["clip_l"]), (Path(path),), "toy clip_l"),
         }
         words = tokenizers.Tokenizers({"clip_l": (place, tokenizers.CLIP_L)})
         components = ModelComponents(build(tensors["denoiser"]), None, {}, words, {}, waiting)

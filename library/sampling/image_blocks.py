@@ -1,4 +1,4 @@
-"""The blocks of a denoiser while it is compiled for pictures: other classes, whose graphs PyTorch keeps apart."""
+"""The blocks of a denoiser while it is compiled for images: other classes, whose graphs PyTorch keeps apart."""
 
 import contextlib
 import logging
@@ -31,18 +31,18 @@ from library.memory.compile_targets import Sizes, blocks_by_class, compile_targe
 logger = logging.getLogger(__name__)
 
 APART = "pictures"
-# Behaviours that pictures do without, or that go around another class.
+# Behaviours that images do without, or that go around another class.
 OF_TRAINING = (*CHECKPOINTS, INPUTS_ON_HOST, COMPILED, SWAPPED, RECORDED_AS_GRAPHS)
 
 
-class PictureBlocks:
-    """The classes and the compiled calls of blocks for pictures."""
+class ImageBlocks:
+    """The classes and the compiled calls of blocks for images."""
 
     def __init__(self, denoiser: nn.Module, plan: CompilePlan) -> None:
         """`plan` compiles the blocks, and its log records their graphs."""
         self._denoiser, self._plan = denoiser, plan
         self._calls: dict[nn.Module, Any] = {}  # block -> its compiled call
-        self._classes: dict[nn.Module, type[nn.Module]] = {}  # block or layer -> its class for pictures
+        self._classes: dict[nn.Module, type[nn.Module]] = {}  # block or layer -> its class for images
 
     def compile(self, family: Family, config: RunConfig, device: torch.device, sizes: Sizes, settings: bool) -> None:
         """Prepare compiled calls, which compile when they run first.

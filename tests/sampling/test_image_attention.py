@@ -1,4 +1,4 @@
-"""Another attention kernel for pictures: used there and nowhere else, and named if its package is missing."""
+"""Another attention kernel for images: used there and nowhere else, and named if its package is missing."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ from library.config.problems import ConfigError
 from library.families.shared import attention
 from library.memory import attention as kernels
 from library.packages import KERNEL_PACKAGES
-from library.sampling import generate, picture_attention
+from library.sampling import generate, image_attention
 from library.sampling.prompts import Prompt
 from tests.sampling.test_engine import drawn, engine_of, opened, prompts_for
 from tests.sampling.test_sampling import SCRIPTS, given, quiet, shallow  # noqa: F401
@@ -35,17 +35,17 @@ def calls(monkeypatch):
 
     def sageattn(q, k, v, tensor_layout, is_causal):
         assert tensor_layout == "HND" and not is_causal and not torch.is_grad_enabled()
-        assert q.dtype == torch.bfloat16 and q.shape[-1] <= picture_attention.LARGEST_SAGE_HEAD
+        assert q.dtype == torch.bfloat16 and q.shape[-1] <= image_attention.LARGEST_SAGE_HEAD
         seen.append(q.shape)
         return F.scaled_dot_product_attention(q, k, v)
 
     monkeypatch.setitem(
         sys.modules, "sageattention", SimpleNamespace(sageattn=sageattn, __spec__=ModuleSpec("sageattention", None))
     )
-    monkeypatch.setattr(picture_attention, "SAGE_CALLS", [0])
-    picture_attention.sage.cache_clear()
+    monkeypatch.setattr(image_attention, "SAGE_CALLS", [0])
+    image_attention.sage.cache_clear()
     yield seen
-    picture_attention.sage.cache_clear()
+    image_attention.sage.cache_clear()
 
 
 # Whose blocks leave padded text out by a mask.
@@ -53,7 +53,7 @@ MASKED = ("qwen_image_train_network", "qwen_image_21_train_network", "zimage_tra
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_family_uses_sageattention_for_pictures_alone(given, script, calls, caplog):  # noqa: F811
+def test_every_family_uses_sageattention_for_images_alone(given, script, calls, caplog):  # noqa: F811
     """Those with masks say that it had no effect."""
     caplog.set_level(logging.WARNING)
     config = given(script)
@@ -62,15 +62,15 @@ def test_every_family_uses_sageattention_for_pictures_alone(given, script, calls
     prompts = prompts_for(model)
     (usual,) = drawn(model, engine_of(model, config), prompts)
     assert not calls
-    (picture,) = drawn(model, engine_of(model, with_attention(config, "sage")), prompts)
+    (image,) = drawn(model, engine_of(model, with_attention(config, "sage")), prompts)
     assert (script in MASKED) == (not calls) == ("sage had no effect" in caplog.text)
-    assert (picture - usual).abs().mean() < 0.02 * usual.abs().mean()
+    assert (image - usual).abs().mean() < 0.02 * usual.abs().mean()
     before = len(calls)
     drawn(model, engine_of(model, config), prompts)
     assert len(calls) == before and attention._for_images is None
 
 
-def test_compiled_pictures_contain_sageattention_without_a_break(given, calls):  # noqa: F811
+def test_compiled_images_contain_sageattention_without_a_break(given, calls):  # noqa: F811
     config = given(FLUX)
     config = replace(config, precision=replace(config.precision, mixed_precision="bf16"))
     config = replace(config, compile=replace(config.compile, compile_backend="eager", compile_fullgraph=True))
@@ -83,8 +83,8 @@ def test_compiled_pictures_contain_sageattention_without_a_break(given, calls): 
 
 def test_masks_wide_heads_and_float32_are_left_to_pytorch(calls):
     half, mask = torch.randn(1, 2, 8, 64, dtype=torch.bfloat16), torch.ones(1, 1, 1, 8, dtype=torch.bool)
-    wide = torch.randn(1, 2, 8, picture_attention.LARGEST_SAGE_HEAD + 8, dtype=torch.bfloat16)
-    with attention.replaced_for_images(picture_attention.sage()), torch.no_grad():
+    wide = torch.randn(1, 2, 8, image_attention.LARGEST_SAGE_HEAD + 8, dtype=torch.bfloat16)
+    with attention.replaced_for_images(image_attention.sage()), torch.no_grad():
         for x, masked in ((half, mask), (wide, None), (half.float(), None)):
             assert torch.equal(attention.attend(x, x, x, masked), F.scaled_dot_product_attention(x, x, x, masked))
         assert not calls
@@ -92,7 +92,7 @@ def test_masks_wide_heads_and_float32_are_left_to_pytorch(calls):
     assert len(calls) == 1
 
 
-def test_a_training_with_pictures_by_another_kernel_is_the_same(demo, squares, tmp_path, calls):  # noqa: F811
+def test_a_training_with_images_by_another_kernel_is_the_same(demo, squares, tmp_path, calls):  # noqa: F811
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
     values = {"train_data_dir": squares, "max_train_steps": 2, "seed": 5, "mixed_precision": "bf16"}
@@ -142,9 +142,9 @@ def test_a_training_samples_with_its_own_kernel_where_the_machine_lacks_the_othe
     config = with_attention(given(FLUX), "cudnn")
     model = opened(config)
     (usual,) = drawn(model, engine_of(model, given(FLUX)), prompts_for(model))
-    with picture_attention.picture_attention(config, torch.device("cpu"), in_training=True):
-        (picture,) = drawn(model, engine_of(model, given(FLUX)), prompts_for(model))
-    assert torch.equal(picture, usual)
+    with image_attention.image_attention(config, torch.device("cpu"), in_training=True):
+        (image,) = drawn(model, engine_of(model, given(FLUX)), prompts_for(model))
+    assert torch.equal(image, usual)
     assert "Samples use the kernel of the training: sample_attention: there is no cudnn" in caplog.text
 
 
@@ -182,14 +182,14 @@ def test_newer_flash_attention_that_does_not_fit_pytorch_is_named_and_taken_back
 def test_sageattention_that_cannot_be_imported_is_named_and_a_training_samples_without_it(given, monkeypatch, caplog):  # noqa: F811
     without = SimpleNamespace(__spec__=ModuleSpec("sageattention", None))  # as of another version: no sageattn
     monkeypatch.setitem(sys.modules, "sageattention", without)
-    picture_attention.sage.cache_clear()
+    image_attention.sage.cache_clear()
     config = with_attention(given(FLUX), "sage")
     device = torch.device("cpu")
     with (
         pytest.raises(ConfigError, match="sample_attention: sage cannot be used here .*sageattn.*; use auto"),
-        picture_attention.picture_attention(config, device),
+        image_attention.image_attention(config, device),
     ):
         pass
-    with picture_attention.picture_attention(config, device, in_training=True):
+    with image_attention.image_attention(config, device, in_training=True):
         assert attention._for_images is None
     assert "Samples use the kernel of the training: sample_attention: sage cannot be used here" in caplog.text

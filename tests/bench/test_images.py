@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from library import families
-from library.bench import measure, pictures, report, subjects
+from library.bench import images, measure, report, subjects
 from library.bench.shell import build_bench_parser, check_bench_options
 from library.bench.ways import choose_ways
 from library.config.problems import ConfigError
@@ -15,15 +15,15 @@ QUICK = timing.TimingPlan(steps=1, warmup=1, seconds=1.0)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
+def test_a_step_and_an_image_are_timed_in_every_way(family, home, monkeypatch):
     monkeypatch.setattr(timing, "RATE_SECONDS", 0.01)
     subject = subjects.FamilySubject(families.lora_script(family), {"compile_backend": "eager"}, "tiny")
-    every_way = pictures.picture_ways(torch.device("cpu"))
+    every_way = images.image_ways(torch.device("cpu"))
     assert {"attention flash", "attention math", "compiled+cached"} < every_way.keys()
     assert not any("recorded" in way for way in every_way)  # only a GPU records
-    assert {"recorded", "compiled+recorded"} < pictures.PICTURE_WAYS.keys()
+    assert {"recorded", "compiled+recorded"} < images.IMAGE_WAYS.keys()
     ways = [*every_way] if family == "flux" else ["eager", "compiled"]  # all with the smallest
-    monkeypatch.setattr(measure, "picture_ways", lambda _: ways)
+    monkeypatch.setattr(measure, "image_ways", lambda _: ways)
     run = measure.BenchRun(subject, torch.device("cpu"), [], (report.SAMPLE,), (64,), QUICK, say=lambda _: None)
     rows = [row for start, act in run._todo() for row in run._careful(start, act)]
     assert all(row["status"] == "ok" and row["ms"]["p50"] > 0 for row in rows), rows
@@ -38,7 +38,7 @@ def test_a_step_and_a_picture_are_timed_in_every_way(family, home, monkeypatch):
         compiled = "compiled" in row["candidate"]
         assert ("compile" in row) == compiled and (not compiled or row["compile"]["num_graphs"] > 0)
         assert row["not_recorded"]  # on a CPU
-        if row["part"].startswith("picture"):
+        if row["part"].startswith("image"):
             assert row["first_s"] > 0 and (row["candidate"] == "eager" or 0 <= row["distance"] < 0.01)
     assert measure.measurement_title({"part": report.SAMPLE, "candidate": "eager", "resolution": 64})
 
@@ -90,7 +90,7 @@ def test_names_that_a_part_does_not_have_are_refused_at_once(case):
     assert len(caught.value.problems) == len(REFUSED[case])
 
 
-def test_other_transformers_have_no_pictures(tmp_path):
+def test_other_transformers_have_no_images(tmp_path):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     words = ["--diffusers", "X", "--config", str(tmp_path / "config.json"), "--part", "sample"]
     with pytest.raises(ConfigError, match="--part sample is for --family"):

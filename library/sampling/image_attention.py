@@ -27,7 +27,7 @@ LARGEST_SAGE_HEAD = 128  # channels of a head; SageAttention pads smaller ones
 
 
 @contextlib.contextmanager
-def picture_attention(config: RunConfig, device: torch.device, in_training: bool = False) -> Iterator[None]:
+def image_attention(config: RunConfig, device: torch.device, in_training: bool = False) -> Iterator[None]:
     """Use the kernel of `sample_attention` within this context.
 
     If this machine lacks it, a training's samples use the training's kernel, with a warning; else it raises
@@ -52,7 +52,7 @@ def picture_attention(config: RunConfig, device: torch.device, in_training: bool
 
 
 def _prefer(kernel: str, config: RunConfig, device: torch.device, in_training: bool) -> str:
-    """Put the kernel first and return it, or "auto" if it does not work and the training goes on without it."""
+    """Put the kernel first and return it, or "auto" if it does not work and the training continues without it."""
     try:
         if kernel == SAGE:
             _try_sage(device)

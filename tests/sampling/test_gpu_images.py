@@ -1,4 +1,4 @@
-"""Recorded and compiled pictures against eager ones: on a GPU, in one command.
+"""Recorded and compiled images against eager ones: on a GPU, in one command.
 
 python -m pytest -q -m gpu tests/sampling
 """
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from library.sampling import generate
-from library.sampling.engine import pictures_left
+from library.sampling.engine import images_left
 from library.sampling.requests import request_of
 from tests.sampling.test_engine import STEPS, compiling, drawn, engine_of, opened, prompts_for
 from tests.sampling.test_sampling import SCRIPTS, given, shallow  # noqa: F401 - a fixture, and what it needs
@@ -34,7 +34,7 @@ def apart(expected, latents):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_recorded_pictures_are_those_without_recording(given, script):  # noqa: F811
+def test_recorded_images_are_those_without_recording(given, script):  # noqa: F811
     """Equal to the last bit but for convolutions, which add up in any order."""
     config = recording(given(script))
     model = opened(config)
@@ -50,7 +50,7 @@ def test_recorded_pictures_are_those_without_recording(given, script):  # noqa: 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("graphs", ["false", "true"])
-def test_compiled_pictures_are_the_eager_ones(given, script, graphs):  # noqa: F811
+def test_compiled_images_are_the_eager_ones(given, script, graphs):  # noqa: F811
     config = compiling(given(script), "inductor", cuda_graphs=graphs)
     model = opened(config)
     prompts = prompts_for(model, *LARGER.get(script, CHANGES))
@@ -76,7 +76,7 @@ def test_freed_recordings_return_their_memory(given):  # noqa: F811
     assert torch.cuda.memory_reserved() <= before + 2**21  # a workspace of a library
 
 
-def test_without_memory_recordings_are_freed_and_the_picture_is_made(given):  # noqa: F811
+def test_without_memory_recordings_are_freed_and_the_image_is_made(given):  # noqa: F811
     config = recording(given(SCRIPTS[1]))
     model = opened(config)
     engine, (prompt,) = engine_of(model, config), prompts_for(model)
@@ -90,8 +90,8 @@ def test_without_memory_recordings_are_freed_and_the_picture_is_made(given):  # 
             torch.empty(2**50, device="cuda")
         return sampler.latents(request)
 
-    with model.computing(), engine.running(pictures_left([prompt], sampler)):
-        latents = engine.pictures(sampler, [request], hungry)
+    with model.computing(), engine.running(images_left([prompt], sampler)):
+        latents = engine.images(sampler, [request], hungry)
     assert tries == [1, 0] and apart(expected, [latents]) < 1e-5
 
 
@@ -104,13 +104,13 @@ def test_previews_of_a_recorded_training_change_no_loss(demo, shapes, tmp_path, 
     values |= {"max_train_steps": 9, "gradient_checkpointing": True, "compile": compiled, **RECORDED}
     samples = {"sample_every_n_steps": 3, "sample_prompts": prompts, "sample_compile": str(compiled).lower()}
     plain = train(config_of(demo, script, output_dir=tmp_path / "plain", **values))
-    pictures = train(config_of(demo, script, output_dir=tmp_path / "pictures", **values, **samples))
-    log = (pictures.folder / "log.txt").read_text(encoding="utf-8")
-    assert "Recorded a pass for images" in log and not pictures.events("sample_failed")
-    worst = max(abs(a - b) / abs(a) for a, b in zip(plain.losses, pictures.losses, strict=True))
+    images = train(config_of(demo, script, output_dir=tmp_path / "pictures", **values, **samples))
+    log = (images.folder / "log.txt").read_text(encoding="utf-8")
+    assert "Recorded a pass for images" in log and not images.events("sample_failed")
+    worst = max(abs(a - b) / abs(a) for a, b in zip(plain.losses, images.losses, strict=True))
     print(f"{script}, compiled {compiled}: {worst:.1e}")
     assert worst < (1e-6 if script.startswith("flux") else 3e-4)
-    assert plain.facts["compile"]["num_graphs"] == pictures.facts["compile"]["num_graphs"]
+    assert plain.facts["compile"]["num_graphs"] == images.facts["compile"]["num_graphs"]
 
 
 def test_auto_times_a_pass_and_decides(given):  # noqa: F811

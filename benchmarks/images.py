@@ -1,14 +1,14 @@
-"""Seconds of a denoising step and of a picture, beside diffusers: full-size models with random weights, on one GPU.
+"""Seconds of a denoising step and of an image, beside diffusers: full-size models with random weights, on one GPU.
 
-    python -m benchmarks.pictures --family flux --out flux.jsonl    # minutes; or another family
-    python -m benchmarks.pictures --family flux --ways "diffusers eager" "ours eager"
-    python -m benchmarks.pictures --family flux --tiny              # tiny models, on a CPU too: shows that it runs
+    python -m benchmarks.images --family flux --out flux.jsonl    # minutes; or another family
+    python -m benchmarks.images --family flux --ways "diffusers eager" "ours eager"
+    python -m benchmarks.images --family flux --tiny              # tiny models, on a CPU too: shows that it runs
 
-Each way generates the same pictures (size, steps, guidance, dtype, lengths of text) in a process of its own: bf16, one
-picture at a time, 1024 x 1024. Text is random, as no text encoder is measured. A row, printed as a line of JSON, says:
-seconds of the first picture (with an empty cache of the compiler unless --cache names a full one), of a denoising step
-and of the next picture, decoding included (medians), the most memory in use, what was compiled and recorded, and the
-operations of a picture that the host asked for: kernels, graphs, copies, and waits for the GPU.
+Each way generates the same images (size, steps, guidance, dtype, lengths of text) in a process of its own: bf16, one
+image at a time, 1024 x 1024. Text is random, as no text encoder is measured. A row, printed as a line of JSON, says:
+seconds of the first image (with an empty cache of the compiler unless --cache names a full one), of a denoising step
+and of the next image, decoding included (medians), the most memory in use, what was compiled and recorded, and the
+operations of an image that the host asked for: kernels, graphs, copies, and waits for the GPU.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from typing import Any
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 BYTES_PER_GIB = 2**30
-PICTURES = 3  # timed after the first
+TIMED_IMAGES = 3  # timed after the first
 
 
 @dataclass(frozen=True)
-class PictureCase:
-    """What one picture of a family is generated with."""
+class ImageCase:
+    """What one image of a family is generated with."""
 
     steps: int
     scale: float  # classifier-free guidance; the family's value for none where it is not guided
@@ -40,42 +40,42 @@ class PictureCase:
     guidance: float | None = None  # of guidance-distilled models
 
 
-PICTURE_CASES = {
-    "sdxl": PictureCase(30, 7.5, {"guidance_scale": 7.5}),
-    "flux": PictureCase(28, 1.0, {"guidance_scale": 3.5}, guidance=3.5),
-    "krea_2": PictureCase(28, 5.5, {"guidance_scale": 4.5}),
-    "qwen_image": PictureCase(25, 4.0, {"true_cfg_scale": 4.0}),
-    "qwen_image_21": PictureCase(40, 1.0, {}),
-    "zimage": PictureCase(25, 4.0, {"guidance_scale": 4.0}),
-    "flux_2": PictureCase(50, 4.0, {"guidance_scale": 4.0}),
-    "flux_3": PictureCase(50, 4.0, {}),  # its pipeline in diffusers is of another kind
-    "anima": PictureCase(30, 4.0, {}),
-    "sd15": PictureCase(30, 7.5, {}),
+IMAGE_CASES = {
+    "sdxl": ImageCase(30, 7.5, {"guidance_scale": 7.5}),
+    "flux": ImageCase(28, 1.0, {"guidance_scale": 3.5}, guidance=3.5),
+    "krea_2": ImageCase(28, 5.5, {"guidance_scale": 4.5}),
+    "qwen_image": ImageCase(25, 4.0, {"true_cfg_scale": 4.0}),
+    "qwen_image_21": ImageCase(40, 1.0, {}),
+    "zimage": ImageCase(25, 4.0, {"guidance_scale": 4.0}),
+    "flux_2": ImageCase(50, 4.0, {"guidance_scale": 4.0}),
+    "flux_3": ImageCase(50, 4.0, {}),  # its pipeline in diffusers is of another kind
+    "anima": ImageCase(30, 4.0, {}),
+    "sd15": ImageCase(30, 7.5, {}),
 }
-PIPELINES_OF_PICTURES = {
+PIPELINES_OF_IMAGES = {
     "krea_2": "Krea2Pipeline",
     "qwen_image": "QwenImagePipeline",
     "zimage": "ZImagePipeline",
     "flux_2": "Flux2KleinPipeline",
 }
-COMPILED_PICTURES = {"sample_compile": "true"}
+COMPILED_IMAGES = {"sample_compile": "true"}
 FP8_PRODUCTS = {"fp8_base": True, "fp8_compute": True}
-CACHED_PICTURES = {**COMPILED_PICTURES, "cuda_graphs": "false", "sample_cache": "auto"}
+CACHED_IMAGES = {**COMPILED_IMAGES, "cuda_graphs": "false", "sample_cache": "auto"}
 # Random weights do not say how many passes `sample_cache = auto` skips, so the ways with it skip about this share of
 # them: what it skips of 28 steps on the small trained FLUX.1 (docs/recipes.md).
 SKIPPED_SHARE = 0.55
 OUR_WAYS: dict[str, dict[str, Any]] = {
     "ours eager": {"sample_compile": "false", "cuda_graphs": "false"},
     "ours recorded": {"sample_compile": "false", "cuda_graphs": "true"},
-    "ours compiled": {**COMPILED_PICTURES, "cuda_graphs": "false"},
-    "ours compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true"},
+    "ours compiled": {**COMPILED_IMAGES, "cuda_graphs": "false"},
+    "ours compiled, recorded": {**COMPILED_IMAGES, "cuda_graphs": "true"},
     "ours auto": {},
-    "ours fp8 products, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", **FP8_PRODUCTS},
-    "ours compiled, cached": CACHED_PICTURES,
-    "ours fp8 products, compiled, cached": {**CACHED_PICTURES, **FP8_PRODUCTS},
-    "ours sage, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", "sample_attention": "sage"},
-    "ours flash4, compiled, recorded": {**COMPILED_PICTURES, "cuda_graphs": "true", "sample_attention": "flash4"},
-    "ours in little memory": {**COMPILED_PICTURES, **FP8_PRODUCTS},  # with a preset's swapping, held to its memory
+    "ours fp8 products, compiled, recorded": {**COMPILED_IMAGES, "cuda_graphs": "true", **FP8_PRODUCTS},
+    "ours compiled, cached": CACHED_IMAGES,
+    "ours fp8 products, compiled, cached": {**CACHED_IMAGES, **FP8_PRODUCTS},
+    "ours sage, compiled, recorded": {**COMPILED_IMAGES, "cuda_graphs": "true", "sample_attention": "sage"},
+    "ours flash4, compiled, recorded": {**COMPILED_IMAGES, "cuda_graphs": "true", "sample_attention": "flash4"},
+    "ours in little memory": {**COMPILED_IMAGES, **FP8_PRODUCTS},  # with a preset's swapping, held to its memory
 }
 LITTLE_MEMORY: dict[str, dict[str, Any]] = {  # of the presets lora-8gb and lora-12gb
     "flux": {"blocks_to_swap": 35, "gpu_memory_limit": 8},
@@ -98,21 +98,21 @@ DEFAULT_WAYS = [name for name in (*THEIR_WAYS, *OUR_WAYS) if not any(part in nam
 class Drawing:
     """A model that is ready to draw."""
 
-    denoise: Callable[[], Any]  # all steps of a picture, without decoding
-    picture: Callable[[], Any]
+    denoise: Callable[[], Any]  # all steps of an image, without decoding
+    image: Callable[[], Any]
     running: contextlib.AbstractContextManager[Any]
     describe: Callable[[], dict[str, Any]]
 
 
-def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, Any]:
+def measure_way(family: str, way: str, tiny: bool, images: int) -> dict[str, Any]:
     """One row."""
     import torch
 
     from library.bench import machine
-    from library.bench.pictures import host_operations
+    from library.bench.images import host_operations
 
     device = machine.choose_device("auto")
-    case = PICTURE_CASES[family]
+    case = IMAGE_CASES[family]
     case = replace(case, steps=3) if tiny else case
     began = time.perf_counter()
     with torch.no_grad():
@@ -123,9 +123,9 @@ def measure_way(family: str, way: str, tiny: bool, pictures: int) -> dict[str, A
             drawing = prepare_theirs(family, THEIR_WAYS[way], case, tiny, device)
         loaded = time.perf_counter() - began
         with drawing.running:
-            first = timed(drawing.picture, device)
-            following = [timed(drawing.picture, device) for _ in range(pictures)]
-            denoising = [timed(drawing.denoise, device) for _ in range(pictures)]
+            first = timed(drawing.image, device)
+            following = [timed(drawing.image, device) for _ in range(images)]
+            denoising = [timed(drawing.denoise, device) for _ in range(images)]
             row: dict[str, Any] = {
                 "step_s": round(statistics.median(denoising) / case.steps, 5),
                 "next_s": round(statistics.median(following), 4),
@@ -156,13 +156,13 @@ def side_of(tiny: bool) -> int:
     return 128 if tiny else 1024
 
 
-def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, tiny: bool, device: Any) -> Drawing:
+def prepare_ours(family_name: str, options: dict[str, Any], case: ImageCase, tiny: bool, device: Any) -> Drawing:
     """This trainer's sampler on its own denoiser."""
     import torch
 
     from library import families
     from library.bench import random_weights, subjects
-    from library.bench.pictures import TimedPictures
+    from library.bench.images import TimedImages
     from library.compiler import gpu_memory
     from library.families.base import ModelComponents, SampleRequest
     from library.measuring import timing
@@ -181,15 +181,15 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: PictureCase, t
     timing.release_memory(device)
     sizes = {"width": side_of(tiny), "height": side_of(tiny), "steps": case.steps}
     request = SampleRequest("a", "b", scale=case.scale, guidance=case.guidance, seed=1, sampler_name="euler", **sizes)
-    pictures = TimedPictures(components, family, config, device, request)
+    timed_images = TimedImages(components, family, config, device, request)
     running = contextlib.ExitStack()
     running.enter_context(gpu_memory.held_to(config.memory.gpu_memory_limit, device))
     if "sample_cache" in options:
         running.enter_context(skipped_share(SKIPPED_SHARE))
-    running.enter_context(pictures.running())
+    running.enter_context(timed_images.running())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the random model was filled in 16 bits
-    return Drawing(pictures.denoise, pictures.picture, running, pictures.facts)
+    return Drawing(timed_images.denoise, timed_images.image, running, timed_images.facts)
 
 
 @contextlib.contextmanager
@@ -211,7 +211,7 @@ def skipped_share(share: float) -> Iterator[None]:
 
 
 def prepare_theirs(
-    family_name: str, compiling: dict[str, Any] | None, case: PictureCase, tiny: bool, device: Any
+    family_name: str, compiling: dict[str, Any] | None, case: ImageCase, tiny: bool, device: Any
 ) -> Drawing:
     """diffusers' pipeline, with its own denoiser."""
     import torch
@@ -303,7 +303,7 @@ def their_pipeline(family: str, denoiser: Any, vae: Any) -> Any:
     if family == "flux":
         return models.FluxPipeline(scheduler, vae, None, None, None, None, denoiser)
     vae = getattr(vae, "network", vae)  # with frames, if it has them
-    name = PIPELINES_OF_PICTURES[family]
+    name = PIPELINES_OF_IMAGES[family]
     return getattr(models, name)(scheduler, vae, None, None, denoiser)
 
 
@@ -339,7 +339,7 @@ def run_way(asked: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
     """One row, from a process of its own."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
     places["PYTHONPATH"] = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    command = [sys.executable, "-m", "benchmarks.pictures", "--child", way, "--family", asked.family]
+    command = [sys.executable, "-m", "benchmarks.images", "--child", way, "--family", asked.family]
     command += ["--pictures", str(asked.pictures), *["--tiny"] * asked.tiny]
     try:
         done = subprocess.run(command, capture_output=True, env=os.environ | places, timeout=asked.limit, check=False)
@@ -354,9 +354,9 @@ def run_way(asked: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure all ways; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=PICTURE_CASES, required=True)
+    parser.add_argument("--family", choices=IMAGE_CASES, required=True)
     parser.add_argument("--ways", nargs="+", choices=(*THEIR_WAYS, *OUR_WAYS), default=DEFAULT_WAYS)
-    parser.add_argument("--pictures", type=int, default=PICTURES, help="pictures that are timed after the first")
+    parser.add_argument("--pictures", type=int, default=TIMED_IMAGES, help="images that are timed after the first")
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
     parser.add_argument("--limit", type=float, default=500, help="seconds after which a way is ended")
     parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: an empty one for each way")
@@ -368,7 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
         os._exit(0)  # threads of the compiler may hang on
     rows = []
     for way in asked.ways:
-        if way in THEIR_WAYS and not PICTURE_CASES[asked.family].theirs:
+        if way in THEIR_WAYS and not IMAGE_CASES[asked.family].theirs:
             continue  # diffusers has no pipeline for it
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             row = {"family": asked.family, "way": way, **run_way(asked, way, asked.cache or Path(folder))}

@@ -1,4 +1,4 @@
-"""Pictures of a model, to be timed: a denoising step and a whole picture, with random text."""
+"""Images of a model, to be timed: a denoising step and a whole image, with random text."""
 
 import contextlib
 import math
@@ -18,14 +18,14 @@ from library.config.run_config import RunConfig
 from library.config.sections.sampling import SAGE
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.measuring import timing
-from library.measuring.candidates import PICTURE_WAYS, RECORDED
+from library.measuring.candidates import IMAGE_WAYS, RECORDED
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
-from library.sampling.engine import LATENT, PictureEngine, PicturesLeft
+from library.sampling.engine import LATENT, ImageEngine, ImagesLeft
 from library.sampling.feature_cache import FeatureCache, block_chain
 
-PICTURE_STEPS = 4  # of a measured picture; each takes the same time
+IMAGE_STEPS = 4  # of a measured image; each takes the same time
 ONCE = timing.TimingPlan(steps=1, warmup=0, seconds=1.0)
 # What the host asks the GPU for -> its names in a profile.
 HOST_OPERATIONS = {
@@ -36,20 +36,20 @@ HOST_OPERATIONS = {
 }
 
 
-def picture_ways(device: torch.device) -> dict[str, JsonMapping]:
-    """Return the ways to generate on this device: those of PICTURE_WAYS, and eagerly with each attention kernel.
+def image_ways(device: torch.device) -> dict[str, JsonMapping]:
+    """Return the ways to generate on this device: those of IMAGE_WAYS, and eagerly with each attention kernel.
 
     Only a GPU records.
     """
-    ways = {way: options for way, options in PICTURE_WAYS.items() if device.type == "cuda" or RECORDED not in way}
+    ways = {way: options for way, options in IMAGE_WAYS.items() if device.type == "cuda" or RECORDED not in way}
     kernels = [kernel for kernel in attention.offered(device) if kernel != "math" or device.type == "cpu"]
     kernels += [SAGE] * packages.has_kernel(SAGE)
-    by_kernel = {f"attention {kernel}": {**PICTURE_WAYS["eager"], "sample_attention": kernel} for kernel in kernels}
+    by_kernel = {f"attention {kernel}": {**IMAGE_WAYS["eager"], "sample_attention": kernel} for kernel in kernels}
     return {**ways, **by_kernel}
 
 
-class TimedPictures:
-    """A sampler and its engine, which generate one picture again and again."""
+class TimedImages:
+    """A sampler and its engine, which generate one image again and again."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TimedPictures:
         self._sampler.requires_finite = False  # random weights may overflow
         self._log = CompileLog()
         self._cache = FeatureCache(self._sampler.denoiser, block_chain(family), config.sample.sample_cache)
-        self.engine = PictureEngine(components.denoiser, family, config, device, self._log)
+        self.engine = ImageEngine(components.denoiser, family, config, device, self._log)
         shapes = families.random_module(config.family).input_shapes(family, components.denoiser)
         text = shapes.texts(2, torch.device("cpu"))
         if mask := family.text_cache.mask:
@@ -74,10 +74,10 @@ class TimedPictures:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Generate within this context, as if many pictures were left."""
+        """Generate within this context, as if many images were left."""
         height, width = self._sampler.size(self._request)
         texts = 2 if self._sampler.is_guided(self._request) else 1
-        left = PicturesLeft(10**6, ((texts, height // LATENT, width // LATENT),))
+        left = ImagesLeft(10**6, ((texts, height // LATENT, width // LATENT),))
         passes = self.engine.running(left, records=not self._cache.is_on)
         with torch.no_grad(), prepared_model.autocast(self._config, self._device), passes:
             yield
@@ -85,7 +85,7 @@ class TimedPictures:
     def denoise(self) -> Any:
         return self._drawn(self._sampler.latents)
 
-    def picture(self) -> Any:
+    def image(self) -> Any:
         return self._drawn(self._sampler)
 
     def _drawn(self, sample: Callable[[SampleRequest], Any]) -> Any:
@@ -93,7 +93,7 @@ class TimedPictures:
             with self._cache.active(2 if self._sampler.one_by_one else 1):
                 return sample(self._request)
 
-        return self.engine.pictures(self._sampler, [self._request], draw)
+        return self.engine.images(self._sampler, [self._request], draw)
 
     def facts(self) -> JsonObject:
         """Return what was compiled and recorded, and why not."""
@@ -119,18 +119,18 @@ def host_operations(call: Callable[[], Any], device: torch.device) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class PictureBench:
-    """Measures the pictures of a subject at one size."""
+class ImageBench:
+    """Measures the images of a subject at one size."""
 
     subject: subjects.FamilySubject
     device: torch.device
     plan: timing.TimingPlan
     side: int
-    first_way: list[np.ndarray] = field(default_factory=list)  # its picture, from which distances are measured
+    first_way: list[np.ndarray] = field(default_factory=list)  # its image, from which distances are measured
 
     def rows(self, way: str) -> Iterator[JsonObject]:
-        """Yield a row for a denoising step, and one for a picture of PICTURE_STEPS steps with its decoding."""
-        config = self.subject.config(picture_ways(self.device)[way])
+        """Yield a row for a denoising step, and one for an image of IMAGE_STEPS steps with its decoding."""
+        config = self.subject.config(image_ways(self.device)[way])
         torch.manual_seed(0)  # every way has the same random weights and text
         trainable = self.subject.make(config, self.device)
         components, family = trainable.components, trainable.family
@@ -139,17 +139,17 @@ class PictureBench:
         components.vae = self.subject.vae(self.device, dtype)
         prepare_denoiser(components.denoiser, family, config, self.device, ())
         scale = float(family.sample_defaults.get("scale", 1.0))
-        request = SampleRequest("a", "b", self.side, self.side, PICTURE_STEPS, scale, seed=1)
-        pictures = TimedPictures(components, family, config, self.device, request)
-        with pictures.running():
+        request = SampleRequest("a", "b", self.side, self.side, IMAGE_STEPS, scale, seed=1)
+        timed = TimedImages(components, family, config, self.device, request)
+        with timed.running():
             images: list[Any] = []
-            first_one = timing.measure_call(lambda: images.append(pictures.picture()), self.device, ONCE)
+            first_one = timing.measure_call(lambda: images.append(timed.image()), self.device, ONCE)
             first = {"first_s": round(first_one.p50 / 1000, 3), **self._distance(np.asarray(images[0], np.float32))}
             row = {"resolution": self.side, "candidate": way, "status": "ok"}
             yield {"part": "first image", **row, **first_one.facts()}
             for part, call, steps in (
-                ("denoising step", pictures.denoise, PICTURE_STEPS),
-                (f"image of {PICTURE_STEPS} steps", pictures.picture, 1),
+                ("denoising step", timed.denoise, IMAGE_STEPS),
+                (f"image of {IMAGE_STEPS} steps", timed.image, 1),
             ):
                 measured = timing.measure_call(call, self.device, self.plan)
                 each = tuple(milliseconds / steps for milliseconds in measured.each)
@@ -157,13 +157,13 @@ class PictureBench:
                     "part": part,
                     **row,
                     **replace(measured, each=each).facts(),
-                    **pictures.facts(),
-                    **({**first, **host_operations(pictures.denoise, self.device)} if steps == 1 else {}),
+                    **timed.facts(),
+                    **({**first, **host_operations(timed.denoise, self.device)} if steps == 1 else {}),
                 }
-        pictures.engine.close()
+        timed.engine.close()
 
     def _distance(self, image: np.ndarray) -> JsonObject:
-        """Return how far a picture [H, W, 3], 0 to 255, is from that of the first way: a mean of 0 to 1, and PSNR."""
+        """Return how far an image [H, W, 3], 0 to 255, is from that of the first way: a mean of 0 to 1, and PSNR."""
         if not self.first_way:
             self.first_way.append(image)
             return {}
