@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { finder, hit } from "../server/elements.js";
 import { takeDrops } from "../server/drops.js";
 import { ask } from "../server/http.js";
-import { describe, namesOf, Sending } from "../server/uploads.js";
+import { BUSY, describe, namesOf, Sending } from "../server/uploads.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
 
@@ -13,6 +13,7 @@ let root;
 let tab;
 /** @type {Sending | null} */
 let sending = null;
+let isSending = false;
 
 const part = finder(() => root);
 
@@ -56,10 +57,11 @@ export function mount(element, parentTab) {
 }
 
 takeDrops(".images", async (_, folders) => {
-  if (sending) return;
+  if (isSending) return tab.notify("bad", BUSY);
+  isSending = true;
   await tab.attempt(async () => {
     const base = await folderToFill(), isOpen = Boolean(tab.overview()), outcomes = [], places = [];
-    for (const [at, name] of namesOf(folders).entries()) {
+    for (const [at, name] of (await namesOf(folders)).entries()) {
       if (sending?.stopped.signal.aborted) break;
       places.push(name ? `${base}/${name}` : base);
       outcomes.push(await fill(places[at], folders[at].files));
@@ -71,4 +73,5 @@ takeDrops(".images", async (_, folders) => {
     tab.notify(refused ? "bad" : "good", [said, refused].filter(Boolean).join("\n")); // opening clears messages
   });
   sending = null;
+  isSending = false;
 });

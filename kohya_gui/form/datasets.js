@@ -16,7 +16,7 @@ import { store } from "./storage.js";
 /**
  * @typedef {{ listing: Listing, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>,
  *   refreshTimer?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, keepsMessage?: boolean,
- *   sending?: import("../server/uploads.js").Sending }} State
+ *   isSending?: boolean, sending?: import("../server/uploads.js").Sending }} State
  * `keepsMessage`: keep the message at the next change of the form, which is ours */
 
 const PAUSE = 700; // milliseconds without typing after which rows are saved

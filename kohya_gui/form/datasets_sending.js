@@ -2,7 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, isField, make, setValue } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { areRepeated, describe, namesOf, Sending } from "../server/uploads.js";
+import { areRepeated, BUSY, describe, namesOf, Sending } from "../server/uploads.js";
 import { add, choose, refresh, save, saveSoon, showMessage, stateOf, valueOf } from "./datasets.js";
 import { textsOf } from "./datasets_rows.js";
 
@@ -21,10 +21,11 @@ const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-reference
  */
 export async function send(box, folders, row, name = IMAGES) {
   const state = stateOf(box), rows = all(box, ".groups li");
-  if (state.sending) return;
-  const names = row ? folders.map(() => "") : namesOf(folders), isApart = names.some(Boolean);
-  const into = row ?? (rows.length === 1 && !isApart ? rows[0] : null);
+  if (state.isSending) return showMessage(box, "", BUSY);
+  state.isSending = true;
   try {
+    const names = row ? folders.map(() => "") : await namesOf(folders), isApart = names.some(Boolean);
+    const into = row ?? (rows.length === 1 && !isApart ? rows[0] : null);
     const base = await folderFor(box, into, name);
     const { filled, said, refused } = await fill(box, folders, names.map((each) => (each ? `${base}/${each}` : base)));
     if (!filled.length) return showMessage(box, "", refused || "Nothing was sent.");
@@ -35,6 +36,7 @@ export async function send(box, folders, row, name = IMAGES) {
   } catch (error) {
     showMessage(box, "", messageOf(error));
   } finally {
+    state.isSending = false;
     state.sending = undefined;
     find(box, ".sending").hidden = true;
   }

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import overload
 
-from kohya_gui.server.hidden import is_hidden_name
+from kohya_gui.server.hidden import has_hidden_part, is_hidden_name
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
@@ -207,7 +207,11 @@ def _forbidden(folder: Path) -> str:
         return "the root of a disk cannot be allowed: choose a folder on it"
     if any(map(is_hidden_name, parts)):
         return "it is hidden or reserved: choose another folder"
-    if _folder_contains(folder, _resolved(Path.home())):
+    home = _resolved(Path.home())
+    # Elsewhere systems also hide what is meant for all, such as the folder of mounted disks.
+    if folder.is_relative_to(home) and has_hidden_part(home, folder.relative_to(home)):
+        return "it is hidden or reserved: choose another folder"
+    if _folder_contains(folder, home):
         return "it holds your home folder: choose a folder in it"
     program_folders = [_resolved(folder) for folder in (registry.data_folder(), Path(sys.prefix))]
     if any(

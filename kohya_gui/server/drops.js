@@ -1,5 +1,6 @@
 // Files that are dropped anywhere on the page: what is shown takes them. Otherwise the browser would leave the page.
 import { all, hit, make, makeButton } from "./elements.js";
+import { messageOf } from "./http.js";
 import { notify } from "./notices.js";
 import { foldersOf } from "./uploads.js";
 
@@ -9,6 +10,7 @@ import { foldersOf } from "./uploads.js";
 const KIND = "drop";
 /** @type {[string, Take][]} */
 const takers = [];
+let isOfPage = false; // whether what is dragged is a part of the page: browsers offer its images as files, too
 
 /**
  * Have files taken by the element that is shown and matches.
@@ -18,11 +20,11 @@ const takers = [];
 export const takeDrops = (where, take) => void takers.push([where, take]);
 
 /**
- * Whether files are dragged, and not text or a row of the page.
+ * Whether files are dragged, and not text or a part of the page.
  * @param {Event} event
  */
 export const hasFiles = (event) =>
-  event instanceof DragEvent && Boolean(event.dataTransfer?.types.includes("Files"));
+  !isOfPage && event instanceof DragEvent && Boolean(event.dataTransfer?.types.includes("Files"));
 
 /** @param {string} text an empty one takes the last one away */
 function tell(text) {
@@ -32,7 +34,13 @@ function tell(text) {
 
 /** @param {DragEvent} event */
 async function drop(event) {
-  const folders = await foldersOf(/** @type {DataTransfer} */ (event.dataTransfer));
+  /** @type {Folder[]} */
+  let folders;
+  try {
+    folders = await foldersOf(/** @type {DataTransfer} */ (event.dataTransfer));
+  } catch (error) {
+    return tell(messageOf(error));
+  }
   for (const [where, take] of takers) {
     const place = hit(event, where) ?? all(document, where).find((element) => element.checkVisibility());
     if (!place) continue;
@@ -42,6 +50,10 @@ async function drop(event) {
   tell("Drop images and captions in Data or in Train, configs in Train. Choose models and LoRA files with Browse.");
 }
 
+document.addEventListener("dragstart", () => void (isOfPage = true));
+// Nothing says that a drag has ended whose element is gone, but no pointer moves during one.
+for (const type of ["dragend", "pointermove", "pointerdown"])
+  document.addEventListener(type, () => void (isOfPage = false));
 for (const type of ["dragover", "drop"]) {
   document.addEventListener(type, (event) => {
     if (!hasFiles(event)) return;

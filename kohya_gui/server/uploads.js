@@ -9,7 +9,7 @@ import { address, ask, messageOf, UNANSWERED, wait } from "./http.js";
  */
 /**
  * @typedef {{ sent: string[], there: string[], wrong: [string, string][] }} Outcome names in the folder, and
- *   the problem of each file
+ *   the problem of each file, or of the folder ("")
  */
 /** @typedef {(bytes: number, of: number, done: number, files: number) => void} Report */
 
@@ -75,19 +75,27 @@ export class Sending {
     this.stopped.abort();
   }
 
-  /** Upload all files that are not there yet. */
+  /** Upload all files that are not there yet. Where the folder cannot be used, the outcome says why. */
   async run() {
     this.tell();
+    try {
+      await this.all();
+    } catch (error) {
+      if (!this.stopped.signal.aborted) this.outcome.wrong.push(["", messageOf(error)]);
+    }
+    return this.outcome;
+  }
+
+  async all() {
     for (let at = 0; at < this.files.length; at += FILES) {
       const some = this.files.slice(at, at + FILES), verdicts = await this.verdicts(some);
       for (const [i, file] of some.entries()) {
-        if (this.stopped.signal.aborted) return this.outcome;
+        if (this.stopped.signal.aborted) return;
         await this.one(file, verdicts[i]);
         this.done++;
         this.tell();
       }
     }
-    return this.outcome;
   }
 
   /** @param {number} [bytes] of the file that is being sent */
@@ -222,7 +230,9 @@ export async function foldersOf(dropped) {
  * @param {FileSystemFileEntry} entry
  * @returns {Promise<File>}
  */
-const fileOf = (entry) => new Promise((done, fail) => entry.file(done, fail));
+const fileOf = (entry) =>
+  new Promise((done, fail) =>
+    entry.file(done, () => fail(new Error(say("{name} cannot be read: drop the others", { name: entry.name })))));
 
 /**
  * A folder and all that are in it.
@@ -254,17 +264,19 @@ const REPEATED = /^\d+_/; // the name of a folder that says how often its images
  * The names that dropped folders get within a folder. "" is that folder itself, for what is not in several folders and
  * has no repeats in its name.
  * @param {Folder[]} folders
+ * @returns {Promise<string[]>}
  */
-export function namesOf(folders) {
-  const last = folders.map(({ path }) => path.split("/").at(-1) ?? "");
+export async function namesOf(folders) {
+  const last = folders.map(({ path }) => path.split("/").at(-1) || "images");
   if (folders.length === 1 && !REPEATED.test(last[0])) return [""];
-  return last.map((name, at) => (last.indexOf(name) === at && name) || `${name || "images"}-${at + 1}`);
+  return (await ask("upload_names", { names: last })).names;
 }
 
 /** @param {string[]} names whether each says how often its images are seen, as trainings read them */
 export const areRepeated = (names) => names.every((name) => REPEATED.test(name));
 
 const MAX_REFUSED = 5; // sentences about files that were not sent
+export const BUSY = "Files are being sent: drop these again when they are there.";
 
 /**
  * What to say of files: those that are in a folder now, and why others are not.
@@ -276,9 +288,10 @@ export function describe(outcomes, folders) {
     sent.length && say("Sent to {folder}: {files}.", { files: count(sent.length, "file"), folder: folders[at] }),
     there.length && say("Already there: {files}.", { files: count(there.length, "file") }),
   ]);
-  const refused = outcomes
+  const sentences = outcomes
     .flatMap(({ wrong }) => wrong)
     .map(([file, why]) => (why.startsWith(file) ? why : say("{file} {why}", { file, why })));
+  const refused = [...new Set(sentences)];
   const more = refused.splice(MAX_REFUSED).length;
   if (more) refused.push(say("and {count} more like these", { count: more }));
   return { said: said.filter(Boolean).join("\n"), refused: refused.join("\n") };

@@ -17,13 +17,14 @@ from pathlib import Path
 from kohya_gui.server import paths
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, PieceHandler
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, counted
 from library.curation import incoming_files
 from library.files import clear_errors, need_space, remove
 
 UPLOAD_FOLDER_LABEL = "Folder"  # of images, reference images or masks
 MAX_FILES, MAX_UNFINISHED = 2000, 20_000  # files in a request, and unfinished uploads
 PART = re.compile(r"\.[0-9a-f]{24}\.part")
+MAX_DROPPED_FOLDERS = 2000
 KEEP_SECONDS = 7 * 86400.0  # seconds that unfinished files are kept
 MAX_ALIKE = 4  # unfinished files of the same name and length in a folder
 
@@ -48,7 +49,7 @@ class ImageUploads:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        return {"upload": self.begin, "upload_folder": self.suggest}
+        return {"upload": self.begin, "upload_folder": self.suggest, "upload_names": self.name_folders}
 
     @property
     def piece_handlers(self) -> dict[str, PieceHandler]:
@@ -57,13 +58,23 @@ class ImageUploads:
     def suggest(self, request: ApiRequest) -> JsonObject:
         """Suggest a folder for new images that does not exist yet."""
         home = next((root for root in self.roots if root.is_dir()), self.roots[0])
-        safe_name = incoming_files.safe_name(f"{request.text('name') or 'images'}.png").removesuffix(".png")
+        safe_name = incoming_files.safe_stem(request.text("name") or "images")
         above = paths.allowed_path(str(home / "kohya" / "images"), self.roots, UPLOAD_FOLDER_LABEL)
         return {
             "folder": next(
                 str(above / stem) for stem in incoming_files.numbered_stems(safe_name) if not (above / stem).exists()
             )
         }
+
+    def name_folders(self, request: ApiRequest) -> JsonObject:
+        """The names of the folders for images that come from folders with these names."""
+        names = request.texts("names")
+        if len(names) > MAX_DROPPED_FOLDERS:
+            given = counted(len(names), "folder")
+            raise ConfigError(
+                "Dropped: {folders}, and at most {most} are sent", folders=given, most=MAX_DROPPED_FOLDERS
+            )
+        return {"names": incoming_files.folder_names(names)}
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """What to do with each file: send it from an offset, send its checksum first, or nothing.

@@ -25,12 +25,30 @@ MAX_STEM_BYTES = 120  # bytes of a name: caches and temporary files append to it
 
 def safe_name(sent: str) -> str:
     """Return an uploaded name in a form valid on every file system: without folders, special characters or devices."""
+    stem, suffix = os.path.splitext(_plain(sent))
+    return safe_stem(stem) + suffix.lower()
+
+
+def safe_stem(sent: str) -> str:
+    """Return the name of an uploaded folder, or of a file without its ending, as `safe_name`."""
+    stem = _plain(sent).strip(" .").encode()[:MAX_STEM_BYTES].decode(errors="ignore").rstrip(" .") or "image"
+    return ("_" if RESERVED.fullmatch(stem) else "") + stem
+
+
+def _plain(sent: str) -> str:
     # Names from macOS may have decomposed letters (NFD), which other systems take for another name.
     last = re.split(r"[\\/]", unicodedata.normalize("NFC", sent))[-1]
     plain = "".join("_" if sign in '<>:"|?*' else sign for sign in last if unicodedata.category(sign)[0] != "C")
-    stem, suffix = os.path.splitext(" ".join(plain.split()))
-    stem = stem.strip(" .").encode()[:MAX_STEM_BYTES].decode(errors="ignore").rstrip(" .") or "image"
-    return ("_" if RESERVED.fullmatch(stem) else "") + stem + suffix.lower()
+    return " ".join(plain.split())
+
+
+def folder_names(sent: Sequence[str]) -> list[str]:
+    """Return safe names of folders, all of them different on every system."""
+    names: dict[str, str] = {}  # by the name in lower case
+    for stem in map(safe_stem, sent):
+        name = next(name for name in numbered_stems(stem) if name.lower() not in names)
+        names[name.lower()] = name
+    return [*names.values()]
 
 
 def refuse_file(name: str, num_bytes: int) -> Message | None:

@@ -75,7 +75,7 @@ def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
     """
     doomed = _stopped_with_children(roots)
     for victim in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # one of another user must not leave the others stopped
             victim.kill()
     _, survivors = psutil.wait_procs(doomed, timeout=grace)
     return not any(exists(survivor.pid) for survivor in survivors)
@@ -87,7 +87,7 @@ def end(roots: list[psutil.Process], grace: float = GRACE) -> bool:
     """
     doomed = _with_children(roots)
     for victim in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             victim.terminate()
     return kill(psutil.wait_procs(doomed, timeout=grace)[1], grace)
 
@@ -108,6 +108,7 @@ def _stopped_with_children(roots: list[psutil.Process]) -> list[psutil.Process]:
 def _with_children(roots: list[psutil.Process]) -> list[psutil.Process]:
     processes: dict[int, psutil.Process] = {}
     for root in roots:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            processes.update({p.pid: p for p in [root, *root.children(recursive=True)]})
+        processes[root.pid] = root
+        with contextlib.suppress(psutil.Error):
+            processes.update({p.pid: p for p in root.children(recursive=True)})
     return list(processes.values())

@@ -166,3 +166,9 @@ def test_nothing_is_written_over_however_many_come_at_once(tmp_path, monkeypatch
     together(range(4, 8))
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.png", *(f"a_{n}.png" for n in range(2, 10))])
     assert sorted(file.read_text() for file in tmp_path.iterdir()) == sorted(["mine", *map(str, range(8))])
+
+
+def test_folders_get_safe_names_that_are_different_on_every_system():
+    sent = ["x", "X", "x-2", "x_2", "aux", "", "..", "v1.5 Cats", "10_zorb cat", "a\nb", "\u202egnp", "a/../b"]
+    expected = ["x", "X_2", "x-2", "x_2_2", "_aux", "image", "image_2", "v1.5 Cats", "10_zorb cat", "ab", "gnp", "b"]
+    assert incoming_files.folder_names(sent) == expected

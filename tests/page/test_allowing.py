@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from benchmarks.online import online
 from kohya_gui.form import api
-from kohya_gui.server import allowed_folders, paths
+from kohya_gui.server import allowed_folders, hidden, paths
 from kohya_gui.server.allowed_folders import AllowedFolders, Roots
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.server.serving import access_of, build_server_parser, is_private
@@ -134,6 +134,17 @@ def test_unsuitable_place_is_rejected_without_a_permission_request(place):
         with pytest.raises(ConfigError):
             allow(roots, text)
     assert list(roots) == [place / "root"] and not allowed_folders.allowed_file().exists()
+
+
+def test_what_the_system_hides_at_home_is_rejected(place, monkeypatch):
+    """As ~/Library on macOS, which holds the keys of other programs."""
+    (place / "other" / "Library" / "Keys").mkdir(parents=True)
+    marked = (place / "other" / "Library").stat().st_ino
+    monkeypatch.setattr(hidden, "is_marked_hidden", lambda status: status.st_ino == marked)
+    monkeypatch.setattr(Path, "home", lambda: place / "other")
+    for folder in ("Library", "Library/Keys", "Library/new"):
+        assert "is hidden" in allowed_folders.refuse_folder(place / "other" / folder)
+    assert not allowed_folders.refuse_folder(place / "other" / "sub")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")

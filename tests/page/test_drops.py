@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from library.config.values import WINDOWS
 from tests.training import wait_for
 
 pytestmark = pytest.mark.browser
@@ -122,3 +123,134 @@ def test_what_is_no_image_is_refused_by_name_and_adds_no_folder(visit, tmp_path,
     for name, (_, why) in WRONG.items():
         visitor.until(f"{name} {why}", ".datasets .file" if room == "Train" else ".images .said-of")
     assert visitor.page.locator(".datasets:visible li, .images .collection:visible").count() == 0
+
+
+# Names of folders in a drop, and those that their images get.
+NAMES = {
+    "aux": "_aux",
+    ".trash": "trash",
+    "a'\"b": "a'_b",
+    "new\nline": "newline",
+    "two:parts": "two_parts",
+    "dot.": "dot",
+    "..\\up": "up",
+    "\u202egnp": "gnp",
+    "same/x": "x",
+    "other/X": "X_2",
+    "x_2": "x_2_2",
+    "v1.5 Cats": "v1.5 Cats",
+}
+
+
+@pytest.mark.skipif(WINDOWS, reason="has no such names")
+@pytest.mark.parametrize("room", ["Data", "Train"])
+def test_folders_of_any_name_are_sent_apart_under_names_for_every_system(visit, served, tmp_path, room):
+    for number, name in enumerate(NAMES):
+        draw(tmp_path / "made" / name / "01.png", number)
+    visitor = visit()
+    visitor.room(room)
+    if room == "Train":
+        visitor.fill(output_name="names")
+    drop(visitor.page, *sorted((tmp_path / "made").iterdir()))
+    said = ".datasets .file" if room == "Train" else ".images .said-of"
+    visitor.until("v1.5 Cats", said)
+    name = "names" if room == "Train" else "images"
+    sent = max((served[1] / "kohya" / "images").glob(f"{name}*"), key=lambda folder: folder.stat().st_mtime)
+    folders = [path.parent.name for path in sent.rglob("*.png")]
+    expected = {*NAMES.values()} - {"x", "X_2", "x_2_2"}
+    assert {*folders} > expected and len(folders) == len({folder.lower() for folder in folders}) == len(NAMES)
+    if room == "Train":
+        rows = visitor.page.locator(".datasets:visible .groups li [data-set=image_dir]")
+        wait_for(lambda: rows.count() == len(NAMES), 30)
+
+
+@pytest.mark.parametrize("room", ["Data", "Train"])
+def test_a_folder_that_cannot_be_made_does_not_stop_the_others(visit, served, tmp_path, room):
+    for number, folder in enumerate(("birds", "cats", "dogs")):
+        draw(tmp_path / "made" / folder / "01.png", number)
+    visitor = visit()
+    visitor.page.route("**/own/upload", lambda route: refuse(route, "cats"))
+    visitor.room(room)
+    if room == "Train":
+        visitor.fill(output_name="apart")
+    drop(visitor.page, *sorted((tmp_path / "made").iterdir()))
+    visitor.until("cats cannot be used", ".datasets .file" if room == "Train" else ".images .said-of")
+    if room == "Train":
+        rows = visitor.page.locator(".datasets:visible .groups li [data-set=image_dir]")
+        wait_for(lambda: rows.count() == 2, 30)
+    else:
+        visitor.until("of 2", ".images .numbers")
+    visitor.page.unroute_all()
+
+
+def refuse(route, name):
+    """Answer a request about a folder of this name as the server does where the system refuses it."""
+    sent = route.request.post_data_json
+    if sent["folder"].endswith(name):
+        route.fulfill(json={"error": f"{name} cannot be used: No space left on device"})
+    else:
+        route.continue_()
+
+
+@pytest.mark.parametrize("room", ["Data", "Train"])
+def test_what_is_dropped_while_files_are_sent_is_not_lost_without_a_word(visit, tmp_path, room):
+    visitor = visit()
+    visitor.room(room)
+    held = []
+    visitor.page.route("**/own/upload_folder", lambda route: held.append(route))
+    drop(visitor.page, draw(tmp_path / "a.png"))
+    wait_for(lambda: visitor.page.wait_for_timeout(20) or held, 30)
+    at = ".datasets" if room == "Train" else "#top"  # the first drop has scrolled to it
+    drop(visitor.page, draw(tmp_path / "b.png", 1), at=at)
+    said = ".datasets .file" if room == "Train" else ".images .said-of"
+    visitor.until("Files are being sent: drop these again when they are there.", said)
+    held[0].continue_()
+    visitor.until("Sent to", said)
+    assert len(held) == 1
+    visitor.page.unroute_all()
+    drop(visitor.page, tmp_path / "b.png", at=at)
+    visitor.until("2 images per epoch" if room == "Train" else "2 of 2", ".datasets .sum, .images .numbers")
+
+
+def test_an_image_of_the_page_that_is_dragged_over_it_is_no_file(visit, tmp_path):
+    visitor = visit()
+    visitor.room("Data")
+    drop(visitor.page, draw(tmp_path / "a.png"))
+    visitor.until("1 of 1", ".images .numbers")
+    sent = []
+    visitor.page.on("request", lambda request: sent.append(request.post_data or ""))
+    # Browsers offer a dragged image of the page as a file, too.
+    script = """image => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["0"], "dragged.png", { type: "image/png" }));
+        const send = (type, at) =>
+            at.dispatchEvent(new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer }));
+        send("dragstart", image);
+        send("drop", image.closest(".images"));
+        send("dragend", image);
+    }"""
+    visitor.page.locator(".images img >> visible=true").first.evaluate(script)
+    drop(visitor.page, draw(tmp_path / "b.png", 1))
+    visitor.until("2 of 2", ".images .numbers")
+    assert any("b.png" in text for text in sent) and not any("dragged.png" in text for text in sent)
+
+
+@pytest.mark.parametrize("room", ["Data", "Train"])
+def test_a_file_that_the_browser_cannot_read_is_named(visit, tmp_path, room):
+    draw(tmp_path / "made" / "01.png")
+    visitor = visit()
+    visitor.room(room)
+    visitor.page.evaluate(
+        """() => {
+            const usual = DataTransferItem.prototype.webkitGetAsEntry;
+            DataTransferItem.prototype.webkitGetAsEntry = function () {
+                const folder = usual.call(this), reader = folder.createReader();
+                const file = (_, fail) => fail(new DOMException("", "NotReadableError"));
+                const some = [[{ isFile: true, name: "01.png", file }], []];
+                reader.readEntries = (done) => done(some.shift());
+                return { name: folder.name, isDirectory: true, createReader: () => reader };
+            };
+        }"""
+    )
+    drop(visitor.page, tmp_path / "made")
+    visitor.until("01.png cannot be read", ".notices .message")
