@@ -156,6 +156,18 @@ def test_the_summary_is_read_from_the_records(tmp_path):
         assert row.split() in [line.split() for line in shown.splitlines()]
 
 
+def test_without_compiling_the_summary_says_nothing_about_it(tmp_path):
+    shown = "\n".join(summary.outcome_table({"eager": outcome(tmp_path, "eager", [1.0, 0.8, 0.6, 0.4])}))
+    assert "steps per second" in shown and not any(word in shown for word in ("compile", "graphs", "eager"))
+
+
+def test_the_speed_is_that_of_steps_without_the_samples_between_them():
+    times = [0, 1, 2, 3, 13, 14, 15, 16]  # ten seconds of samples after the fourth
+    steps = [{"t": 0.5 * at, "step": number} for number, at in enumerate(times, start=1)]
+    assert summary.speed_of(steps) == 2.0
+    assert summary.speed_of(steps[:1]) is None is summary.speed_of([])
+
+
 def compared(tmp_path, speeds, seconds=12.0, device="cpu"):
     """The summary's sentences about compiling, for steps per second without and with it."""
     eager = replace(outcome(tmp_path, "eager", [1.0, 0.9]), speed=speeds[0], device=device)
@@ -204,7 +216,7 @@ def test_an_eager_run_has_no_compile_numbers(tmp_path):
 
 def test_a_run_without_steps_has_dashes(tmp_path):
     empty = replace(outcome(tmp_path, "empty", [1.0]), losses={}, speed=None)
-    assert "-" in summary.outcome_table({"eager": empty})[1]
+    assert "-" in summary.outcome_table({"eager": empty})[0]
 
 
 # ---- does a LoRA fit diffusers' model
