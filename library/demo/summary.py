@@ -1,5 +1,6 @@
 """A summary of the demo's trainings, from their public records."""
 
+import contextlib
 import json
 import logging
 import math
@@ -18,7 +19,7 @@ from library.config.run_config import RunConfig
 from library.demo import configs
 from library.families.shared.diffusers_layers import ADAPTER_ENDINGS
 from library.files import write_atomic
-from library.runs import reader
+from library.runs import layout, reader
 from library.runs.sample_sheet import arrange_samples, draw_sheet
 
 MEASURED_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
@@ -250,10 +251,23 @@ def write_picture(run: Path) -> list[str]:
             return None
 
     path = Path(str(facts["output_dir"]), f"{facts['output_name']}.png")
-    write_atomic(path, draw_sheet(sheet, opened).save)
+    shown = _training_images(facts, len(sheet.steps))
+    write_atomic(path, draw_sheet(sheet, opened, training_images=shown).save)
     columns = "the base model, the LoRA halfway, and at the end" if len(sheet.steps) > 2 else "before and after"
     return [
         f"What it has learned, as an image: {path}",
         f"  Each row is a prompt; the columns are {columns}.",
+        *(["  The last row shows what it learned from."] if shown else []),
         *missing,
     ]
+
+
+def _training_images(facts: JsonMapping, count: int) -> list[Image.Image]:
+    """Return some of the images that a run was trained on, far apart in their order; none if they are gone."""
+    folder = layout.facts_section(facts, "data").get("train_data_dir")
+    files = sorted(Path(str(folder)).rglob("*.png")) if folder else []
+    images = []
+    for file in files[:: max(1, len(files) // count)][:count]:
+        with contextlib.suppress(OSError), Image.open(file) as image:
+            images.append(image.convert("RGB"))
+    return images
