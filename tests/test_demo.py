@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from library.config.building import build_config
 from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.config.sections import AdapterRun
 from library.demo import files, free_demo_name, images, summary
 from library.demo import main as command
@@ -304,3 +305,10 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
 def test_a_demo_without_a_family_trains_the_model_that_draws_best(tmp_path, capsys):
     assert command(["--no-train", "--out", str(tmp_path / "demo")]) == 0
     assert ": flux_train_network.toml, flux_train.toml" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("code", "ends"), [(130, KeyboardInterrupt), (1, ConfigError), (-9, ConfigError)])
+def test_a_training_that_ctrl_c_stopped_before_its_first_step_is_no_error(tmp_path, monkeypatch, code, ends):
+    monkeypatch.setattr("library.runs.foreground.run_in_foreground", lambda arguments, variables: code)
+    with pytest.raises(ends):
+        command(["--out", str(tmp_path / "demo"), "--no-compile"])

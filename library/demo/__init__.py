@@ -26,6 +26,7 @@ from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import launch_command
 from library.setup.installation import SETUP
 
+INTERRUPTED = 130  # how a training ends that Ctrl+C stopped before its first step
 COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with
 DEMO_VARIANTS = tuple(name for family in families.all_families() for name in family.demo_variants)
 
@@ -106,6 +107,8 @@ def train_headless(toml: Path, script: str, config: RunConfig, name: str, flags:
     print(f"\n> {quote_command(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
     arguments, variables = launch_command(toml, script)
     code = foreground.run_in_foreground([*arguments, *flags], variables)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     run_folders = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {run_folders[-1] / 'log.txt'}" if run_folders else ""
