@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from library.config.building import build_config
 from library.config.formats import read_toml
+from library.config.problems import ConfigError
 from library.config.sections import AdapterRun
 from library.demo import files, free_demo_name, images, summary
 from library.demo import main as command
@@ -156,6 +157,18 @@ def test_the_summary_is_read_from_the_records(tmp_path):
         assert row.split() in [line.split() for line in shown.splitlines()]
 
 
+def test_without_compiling_the_summary_says_nothing_about_it(tmp_path):
+    shown = "\n".join(summary.outcome_table({"eager": outcome(tmp_path, "eager", [1.0, 0.8, 0.6, 0.4])}))
+    assert "steps per second" in shown and not any(word in shown for word in ("compile", "graphs", "eager"))
+
+
+def test_the_speed_is_that_of_steps_without_the_samples_between_them():
+    times = [0, 1, 2, 3, 13, 14, 15, 16]  # ten seconds of samples after the fourth
+    steps = [{"t": 0.5 * at, "step": number} for number, at in enumerate(times, start=1)]
+    assert summary.speed_of(steps) == 2.0
+    assert summary.speed_of(steps[:1]) is None is summary.speed_of([])
+
+
 def compared(tmp_path, speeds, seconds=12.0, device="cpu"):
     """The summary's sentences about compiling, for steps per second without and with it."""
     eager = replace(outcome(tmp_path, "eager", [1.0, 0.9]), speed=speeds[0], device=device)
@@ -204,7 +217,7 @@ def test_an_eager_run_has_no_compile_numbers(tmp_path):
 
 def test_a_run_without_steps_has_dashes(tmp_path):
     empty = replace(outcome(tmp_path, "empty", [1.0]), losses={}, speed=None)
-    assert "-" in summary.outcome_table({"eager": empty})[1]
+    assert "-" in summary.outcome_table({"eager": empty})[0]
 
 
 # ---- does a LoRA fit diffusers' model
@@ -292,3 +305,10 @@ def test_cpu_trains_eagerly_by_default(tmp_path, monkeypatch, devices, flags, co
 def test_a_demo_without_a_family_trains_the_model_that_draws_best(tmp_path, capsys):
     assert command(["--no-train", "--out", str(tmp_path / "demo")]) == 0
     assert ": flux_train_network.toml, flux_train.toml" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("code", "ends"), [(130, KeyboardInterrupt), (1, ConfigError), (-9, ConfigError)])
+def test_a_training_that_ctrl_c_stopped_before_its_first_step_is_no_error(tmp_path, monkeypatch, code, ends):
+    monkeypatch.setattr("library.runs.foreground.run_in_foreground", lambda arguments, variables: code)
+    with pytest.raises(ends):
+        command(["--out", str(tmp_path / "demo"), "--no-compile"])

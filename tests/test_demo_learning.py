@@ -16,7 +16,7 @@ from library.config.problems import ConfigError
 from library.demo import files, learning, small_model, summary, zorb
 from library.demo import main as command
 from library.runs import layout
-from library.runs.sample_sheet import CELL, arrange_samples, draw_sheet
+from library.runs.sample_sheet import CELL, MARGIN, arrange_samples, draw_sheet
 from library.sampling import prompt_checks, prompts
 from library.sampling.prompt_use import prompt_use
 from tests.source import ROOT
@@ -160,6 +160,25 @@ def test_the_image_has_a_row_for_each_prompt_and_base_middle_and_end(tmp_path):
     events = [{"step": step, "number": 0, "prompt": "a"} for step in (0, 60, 120, 180, 240)]
     sheet = arrange_samples(events)
     assert sheet.steps == (0, 120, 240) and width == sheet.size[0] and height > 2 * CELL
+
+
+@pytest.mark.parametrize("state", ["there", "damaged", "gone"])
+def test_the_last_row_shows_images_of_the_training(tmp_path, state):
+    run, images = run_of(tmp_path, [(step, 0) for step in (0, 60, 120)]), tmp_path / "zorb" / "2_zorb"
+    facts = layout.load_facts(run / layout.RUN) | {"config": {"data": {"train_data_dir": str(images.parent)}}}
+    layout.store(run / layout.RUN, facts)
+    if state != "gone":
+        images.mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (64, 64), (0, 0, 40 * number)).save(images / f"{number}.png")
+    if state == "damaged":
+        for file in images.iterdir():
+            file.write_bytes(b"no image")
+    lines = summary.write_picture(run)
+    assert any("The last row" in line for line in lines) == (state == "there")
+    with Image.open(tmp_path / "output" / "flux-lora.png") as picture:
+        shown = [picture.getpixel((MARGIN + column * (CELL + MARGIN) + 20, picture.height - 20)) for column in range(3)]
+    assert shown == ([(0, 0, 0), (0, 0, 80), (0, 0, 160)] if state == "there" else [(s, 0, 0) for s in (0, 60, 120)])
 
 
 def test_samples_that_are_gone_leave_their_cells_empty():

@@ -117,10 +117,11 @@ def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, 
     """The parts that take long to render, with the values that tell whether they have changed."""
     line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
     previews = progress.events.get("preview", ())
-    samples_basis = [run.id, shots[-1] if shots else None, previews[-1] if previews else None, run.active]
+    warnings = len(progress.events.get("warning", ()))
+    samples_basis = [run.id, shots[-1] if shots else None, previews[-1] if previews else None, warnings, run.active]
     line_basis = [run.id, line.points[-1:], line.resumed]
     return {
-        "learned": PanelPart(samples_basis, lambda: samples.learned_html(run)),
+        "learned": PanelPart(samples_basis, lambda: samples.learned_html(run, progress)),
         "chart": PanelPart(line_basis, lambda: charts.chart(line.points, line.resumed)),
         "rates": PanelPart(line_basis, lambda: charts.rate_chart(line.rates, line.resumed)),
         "gpu_chart": PanelPart([run.id, gpus[-1] if gpus else None], lambda: charts.gpu_charts(gpus)),

@@ -14,6 +14,7 @@ from PIL import Image
 from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
+from kohya_gui.panel import history
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
 from library.config.json_types import JsonMapping, as_float
 from library.config.problems import ConfigError, Message, MessageLike, counted
@@ -45,7 +46,18 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
         "<h3><span>Samples <small>Click one to compare it with another step.</small></span>"
         f'<button type="button" class="try" data-try="{html.escape(run.id)}">Side by side</button></h3>'
     )
-    return f'<section class="samples">{title}{_cost_html(progress, run.active)}{shown}</section>'
+    about = (_judgement_html(progress) if run.active else "") + _cost_html(progress, run.active)
+    return f'<section class="samples">{title}{about}{shown}</section>'
+
+
+def _judgement_html(progress: reader.RunProgress) -> str:
+    """What the newest judgement of the samples says: that they are noise, or as the base model draws them."""
+    judged = [event for event in progress.events.get("warning", ()) if event.get("about") == "samples"]
+    if not judged:
+        return ""
+    words = history.event_words(judged[-1])
+    said = words.capitalized() if isinstance(words, Message) else words
+    return f'<p class="judged" role="alert"{data(said)}>{html.escape(str(said))}</p>'
 
 
 def _cost_html(progress: reader.RunProgress, active: bool) -> str:
@@ -64,7 +76,7 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
     return f'<p class="cost"{data(said)}>{html.escape(str(said))}</p>'
 
 
-def learned_html(run: reader.RecordedRun) -> str:
+def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """Of a run that has ended: its samples at the start, halfway and at the end, as one image."""
     sheet = None if run.active else arrange_samples([sample.event for sample in with_resumed(run)])
     if sheet is None:
@@ -75,8 +87,8 @@ def learned_html(run: reader.RecordedRun) -> str:
     about = "The samples at the start, halfway and at the end of the training"
     return (
         f'<section class="learned"><h3>What it has learned <a href="{address}" download="{html.escape(run.id)}.png">'
-        f'Save this image</a></h3><img src="{clear}" alt="{about}" width="{width}" height="{height}" loading="lazy"'
-        ' decoding="async"></section>'
+        f'Save this image</a></h3>{_judgement_html(progress)}<img src="{clear}" alt="{about}"'
+        f' width="{width}" height="{height}" loading="lazy" decoding="async"></section>'
     )
 
 

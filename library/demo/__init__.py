@@ -26,6 +26,7 @@ from library.runs import foreground, gpu_slots, reader
 from library.runs.launcher import launch_command
 from library.setup.installation import SETUP
 
+INTERRUPTED = 130  # how a training ends that Ctrl+C stopped before its first step
 COMPARED_STEPS = 40  # of the eager training that a compiled one of a small model is compared with
 DEMO_VARIANTS = tuple(name for family in families.all_families() for name in family.demo_variants)
 
@@ -46,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"Ready in {demo.folder}: {', '.join(path.name for path in demo.configs.values())}")
         return 0
     pictures, lines = [], []
+    if trained:
+        print("\n".join(["", *demo_opening_lines(demo, compiled)]), flush=True)
     for model in models:
         run, text = train_and_compare(demo, model, arguments.steps, compiled, model in trained)
         pictures += summary.write_picture(run) if model in trained else []
@@ -104,6 +107,8 @@ def train_headless(toml: Path, script: str, config: RunConfig, name: str, flags:
     print(f"\n> {quote_command(['kohya', 'train', script, '--config_file', str(toml), *flags])}\n", flush=True)
     arguments, variables = launch_command(toml, script)
     code = foreground.run_in_foreground([*arguments, *flags], variables)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     run_folders = sorted((output / "runs").glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)
     if code:
         log = f"; its log: {run_folders[-1] / 'log.txt'}" if run_folders else ""
@@ -126,6 +131,17 @@ def free_demo_name(output: Path, name: str) -> str:
     return candidate
 
 
+def demo_opening_lines(demo: Demo, compiled: bool) -> list[str]:
+    """Return the lines before the first training: what is learned from which images, how long it takes, what to see."""
+    until = "a few minutes" if compiled else "about two minutes on two cores of a CPU"
+    return [
+        f"A small model learns the {zorb.NAME}, a character that it has never seen, from these images:",
+        f"  {demo.folder / zorb.NAME}",
+        f"It takes {until}. Meanwhile images of the model appear here, first without what it learns:",
+        f"  {demo.folder / 'output' / 'sample'}",
+    ]
+
+
 def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     """Return the last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
@@ -137,6 +153,7 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
         *pictures,
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
-        f"Next: open the page ({SETUP} gui), or change a TOML and train again:",
+        f"Next: open the page ({SETUP} gui): Runs has this training, and Try it draws more images with the LoRA.",
+        "Or change a TOML, and train again:",
         f"  {quote_command(command)}",
     ]

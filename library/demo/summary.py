@@ -1,10 +1,14 @@
 """A summary of the demo's trainings, from their public records."""
 
+import contextlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from PIL import Image
 
@@ -15,7 +19,7 @@ from library.config.run_config import RunConfig
 from library.demo import configs
 from library.families.shared.diffusers_layers import ADAPTER_ENDINGS
 from library.files import write_atomic
-from library.runs import reader
+from library.runs import layout, reader
 from library.runs.sample_sheet import arrange_samples, draw_sheet
 
 MEASURED_FOLDER = Path(__file__).resolve().parents[2] / "docs" / "measured"
@@ -70,11 +74,10 @@ def read_outcome(folder: Path) -> Outcome:
 
 
 def speed_of(steps: list[JsonObject]) -> float | None:
-    """Return steps per second over the second half of the steps, without start and compiling."""
+    """Return steps per second in the second half of the steps: of a usual one, without samples in between."""
     half = [e for e in steps if e["step"] * 2 >= steps[-1]["step"]] if steps else []
-    if len(half) < 2 or half[-1]["t"] <= half[0]["t"]:
-        return None
-    return (half[-1]["step"] - half[0]["step"]) / (half[-1]["t"] - half[0]["t"])
+    paces = [(now["t"] - before["t"]) / (now["step"] - before["step"]) for before, now in pairwise(half)]
+    return 1 / median(paces) if paces and median(paces) > 0 else None
 
 
 def largest_difference(outcome: Outcome, other: Outcome) -> float | None:
@@ -104,13 +107,18 @@ def summary_text(model: str, outcomes: Mapping[str, Outcome], config: RunConfig,
 
 
 def outcome_table(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Return the figures, a column per run."""
-    rows: dict[str, list[str]] = {
-        "": [kind if o.compiled or kind == "eager" else f"not {kind}" for kind, o in outcomes.items()],
-        "steps per second": [format_number(o.speed, ".2f") for o in outcomes.values()],
+    """Return the figures, a column per run; those about compiling only where it was tried."""
+    about_compiling: dict[str, list[str]] = {
         "compile seconds": [compile_time(o) for o in outcomes.values()],
         "graphs": [format_number(o.compiled.get("num_graphs"), "d") for o in outcomes.values()],
         "recompiles": [format_number(o.compiled.get("recompiles"), "d") for o in outcomes.values()],
+    }
+    tried = "compiled" in outcomes
+    titles = [kind if o.compiled or kind == "eager" else f"not {kind}" for kind, o in outcomes.items()]
+    rows: dict[str, list[str]] = {
+        **({"": titles} if tried else {}),
+        "steps per second": [format_number(o.speed, ".2f") for o in outcomes.values()],
+        **(about_compiling if tried else {}),
         "steps": [str(len(o.losses)) for o in outcomes.values()],
         "loss, first to last": [
             f"{format_number(o.first, '.4f')} to {format_number(o.last, '.4f')}" for o in outcomes.values()
@@ -168,6 +176,8 @@ def check_lora_layers(file: Path, config: RunConfig) -> tuple[int, list[str]]:
     from safetensors.torch import load_file
 
     tensors = load_file(file)
+    # diffusers imports it, and it warns of kernels that nothing here uses.
+    logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
     try:
         converted, sizes = families.random_module(config.family).convert_for_diffusers(tensors, config)
     except (ValueError, AssertionError, KeyError) as error:
@@ -241,10 +251,23 @@ def write_picture(run: Path) -> list[str]:
             return None
 
     path = Path(str(facts["output_dir"]), f"{facts['output_name']}.png")
-    write_atomic(path, draw_sheet(sheet, opened).save)
+    shown = _training_images(facts, len(sheet.steps))
+    write_atomic(path, draw_sheet(sheet, opened, training_images=shown).save)
     columns = "the base model, the LoRA halfway, and at the end" if len(sheet.steps) > 2 else "before and after"
     return [
         f"What it has learned, as an image: {path}",
         f"  Each row is a prompt; the columns are {columns}.",
+        *(["  The last row shows what it learned from."] if shown else []),
         *missing,
     ]
+
+
+def _training_images(facts: JsonMapping, count: int) -> list[Image.Image]:
+    """Return some of the images that a run was trained on, far apart in their order; none if they are gone."""
+    folder = layout.facts_section(facts, "data").get("train_data_dir")
+    files = sorted(Path(str(folder)).rglob("*.png")) if folder else []
+    images = []
+    for file in files[:: max(1, len(files) // count)][:count]:
+        with contextlib.suppress(OSError), Image.open(file) as image:
+            images.append(image.convert("RGB"))
+    return images

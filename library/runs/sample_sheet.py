@@ -15,6 +15,7 @@ CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles ab
 TEXT_SIZE = 20  # readable where the page shows the image at half its size
 LINE_HEIGHT, LETTER_WIDTH = 26, 10  # pixels of a prompt above its row; letters are narrower in the mean
 MAX_LINES = 2
+TRAINED_ON = "some of the training images"
 INK, FAINT, PAPER = (24, 24, 32, 255), (112, 112, 124, 255), (255, 255, 255, 255)
 CLEAR, MIDDLE = (0, 0, 0, 0), (122, 125, 140, 255)  # a ground that shows through, and an ink for light and dark ones
 
@@ -64,11 +65,18 @@ def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
     return SampleSheet(tuple(sorted({steps[0], middle, steps[-1]})), rows, places)
 
 
-def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None], is_clear: bool = False) -> Image.Image:
+def draw_sheet(
+    sheet: SampleSheet,
+    opened: Callable[[int], Image.Image | None],
+    is_clear: bool = False,
+    training_images: Sequence[Image.Image] = (),
+) -> Image.Image:
     """Draw the sheet on white, or without a ground if it `is_clear`. `opened` returns the sample at a place among the
-    events; None leaves its cell empty."""
+    events; None leaves its cell empty. The last row shows as many of the training images as there are columns."""
     ink, faint = (MIDDLE, MIDDLE) if is_clear else (INK, FAINT)
-    image = Image.new("RGBA", sheet.size, CLEAR if is_clear else PAPER)
+    width, bottom = sheet.size
+    height = bottom + (LINE_HEIGHT + CELL + MARGIN if training_images else 0)
+    image = Image.new("RGBA", (width, height), CLEAR if is_clear else PAPER)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(TEXT_SIZE)
     labels, above = sheet.labels, sheet.label_height
     for column, step in enumerate(sheet.steps):
@@ -86,6 +94,10 @@ def draw_sheet(sheet: SampleSheet, opened: Callable[[int], Image.Image | None], 
                 pen.text((left + CELL / 2, top + CELL / 2), "no image", fill=faint, font=font, anchor="mm")
             else:
                 _put(image, sample, left, top)
+    if training_images:
+        pen.text((MARGIN, bottom + LINE_HEIGHT / 2), TRAINED_ON, fill=faint, font=font, anchor="lm")
+        for column, shown in enumerate(training_images[: len(sheet.steps)]):
+            _put(image, shown, MARGIN + column * (CELL + MARGIN), bottom + LINE_HEIGHT)
     return image if is_clear else image.convert("RGB")
 
 

@@ -17,7 +17,8 @@ from library.config.values import did_you_mean
 from library.files import names_apart
 from library.sampling.prompts import RANDOM_SEED, Prompt, drawn_seed
 
-COMPARE = ("together", "strengths", "files")
+COMPARE = ("together", "base", "strengths", "files")
+BASE_MODEL = "base model"  # the title of its column
 STRENGTHS = (0.0, 0.5, 1.0)
 MAX_IMAGES = 200  # images per comparison
 # Number formats of a frozen model, which a whole model that is trained does not have.
@@ -49,8 +50,8 @@ class Column:
 
 
 def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STRENGTHS) -> list[Column]:
-    """Return the columns of a comparison: all files together, all at several strengths, or each alone. Raises
-    ConfigError for files that cannot be compared.
+    """Return the columns of a comparison: all files together, the base model beside them, all at several strengths, or
+    each alone. Raises ConfigError for files that cannot be compared.
     """
     names = names_apart([path.with_suffix("") for path, _ in loras])
     titles = [_titled(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
@@ -60,7 +61,8 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
         return [Column(title, (lora,)) for title, lora in zip(titles, loras, strict=True)]
     if compare == "strengths":
         return [Column(f"× {by:g}", tuple((path, strength * by) for path, strength in loras)) for by in strengths]
-    return [Column(", ".join(titles) or "base model", tuple(loras))]
+    together = Column(", ".join(titles) or BASE_MODEL, tuple(loras))
+    return [Column(BASE_MODEL, ()), together] if compare == "base" and loras else [together]
 
 
 def _column_problems(compare: str, loras: Weighted, strengths: Sequence[float]) -> Iterator[Problem]:
@@ -70,7 +72,7 @@ def _column_problems(compare: str, loras: Weighted, strengths: Sequence[float]) 
         if not math.isfinite(value) or abs(value) > MAX_STRENGTH:
             template = "Strengths are numbers from -{most} to {most}, not {value}"
             yield Problem("", template, most=MAX_STRENGTH, value=f"{value:g}")
-    if compare != "together" and not loras:
+    if compare in ("strengths", "files") and not loras:
         yield Problem("", "There is nothing to compare without a LoRA: choose a file.")
     if compare == "strengths" and not strengths:
         yield Problem("", "There are no strengths to compare: name some, such as 0, 0.5, 1.")

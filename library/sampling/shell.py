@@ -97,7 +97,7 @@ def build_sample_parser() -> argparse.ArgumentParser:
         "--compare",
         choices=plan.COMPARE,
         default="together",
-        help="together, at several strengths, or each file by itself as for epochs",
+        help="together, beside the base model, at several strengths, or each file by itself as for epochs",
     )
     arguments.add_argument(
         "--strengths",

@@ -24,11 +24,13 @@ DIGITS = "0123456789"  # count something in tags: 1girl
 
 def misspelt(files: Iterable[Path], prompts: Iterable[Prompt]) -> Iterator[Message]:
     """Yield each word of the prompts that resembles a word that a file was trained with, where that one is missing."""
-    words = {word: path for path in dict.fromkeys(files) for word in words_of(path)}
+    paths = [*dict.fromkeys(files)]
+    words = {word: path for path in paths for word in words_of(path)}
+    known = words.keys() | {word for path in paths for word in _caption_words(path)}
     found: dict[tuple[str, str], None] = {}
     for prompt in prompts:
         text = prompt.prompt.casefold()
-        written = [word for word in dict.fromkeys(_long_words(text)) if word not in words]
+        written = [word for word in dict.fromkeys(_long_words(text)) if word not in known]
         for word in words:
             if word.strip(DIGITS) not in text:
                 close = difflib.get_close_matches(word, written, n=1, cutoff=LEAST_LIKENESS)
@@ -42,22 +44,38 @@ def words_of(path: Path) -> list[str]:
     """Return the words by which a file is called: of its trigger phrase, else of the tags that most of its captions
     have; none for a file without metadata.
     """
-    if path.suffix.lower() != ".safetensors":
-        return []
-    try:
-        metadata = header_metadata(path)
-    except ConfigError:
-        return []  # which is reported elsewhere
+    metadata = _metadata(path)
     phrase = str(metadata.get(PHRASE) or "")
     return list(dict.fromkeys(_long_words(phrase or " ".join(_common_tags(metadata)))))[:MAX_WORDS]
 
 
-def _common_tags(metadata: JsonMapping) -> Iterator[str]:
+def _caption_words(path: Path) -> Iterator[str]:
+    """Yield every word of the captions that a file was trained with, also a rare one."""
+    for counts in _tag_counts(_metadata(path)):
+        yield from _long_words(" ".join(counts))
+
+
+def _metadata(path: Path) -> JsonMapping:
+    if path.suffix.lower() != ".safetensors":
+        return {}
+    try:
+        return header_metadata(path)
+    except ConfigError:
+        return {}  # which is reported elsewhere
+
+
+def _tag_counts(metadata: JsonMapping) -> Iterator[dict[str, int]]:
+    """Yield how many captions of each folder have which tag."""
     folders: object = None
     with contextlib.suppress(ValueError, RecursionError):
         folders = json.loads(str(metadata.get(FREQUENCY) or ""))
     for tags in folders.values() if isinstance(folders, dict) else ():
-        counts = {tag: n for tag, n in tags.items() if isinstance(n, int)} if isinstance(tags, dict) else {}
+        if isinstance(tags, dict):
+            yield {tag: n for tag, n in tags.items() if isinstance(n, int)}
+
+
+def _common_tags(metadata: JsonMapping) -> Iterator[str]:
+    for counts in _tag_counts(metadata):
         most = max(counts.values(), default=0)
         common = [tag for tag, n in counts.items() if n == most]
         if most >= LEAST_IMAGES and len(common) <= MAX_TAGS:

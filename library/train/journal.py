@@ -116,8 +116,8 @@ class Journal:
         if self.record:
             self.record.say(text)
 
-    def warn(self, text: Message) -> None:
-        self.event("warning", text=text)
+    def warn(self, text: Message, **facts: str) -> None:
+        self.event("warning", text=text, **facts)
         self.say(f"Warning: {text}")
 
     def event(self, kind: str, **facts: Any) -> None:

@@ -171,6 +171,21 @@ def test_the_image_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tm
             samples.show_learned(query)
 
 
+@pytest.mark.parametrize("state", ["running", "finished"])
+def test_what_the_samples_say_stands_beside_them(tab, tmp_path, state):
+    folder = run_with_samples(tmp_path / "root", f"judged-{state}")
+    record = folder / layout.PROGRESS
+    judged = {"kind": "warning", "text": "the samples <b>are</b> noise", "about": "samples"}
+    lines = [{"kind": "warning", "text": "of something else"}, judged]
+    record.write_text(record.read_text("utf-8") + "".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    facts = reader.run_at(folder).facts | {"state": state}
+    run, progress = reader.RecordedRun(folder, facts), reader.progress(folder).update()
+    learned, gallery = samples.learned_html(run, progress), samples.gallery(run, progress)
+    beside, elsewhere = (gallery, learned) if run.active else (learned, gallery)
+    assert "the samples &lt;b&gt;are&lt;/b&gt; noise" in beside and "noise" not in elsewhere
+    assert "of something else" not in beside + elsewhere
+
+
 def test_fields_that_all_prompts_share_are_proposed(tab, tmp_path):
     run, written = run_with_samples(tmp_path / "root", "shared-1"), tmp_path / "root" / "prompts.txt"
     for image in tmp_path.rglob("*.png"):

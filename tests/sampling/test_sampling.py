@@ -204,6 +204,11 @@ def test_columns_and_prompts_that_make_no_sense_are_refused():
     file, other = Path("a.safetensors"), Path("b.safetensors")
     assert [column.title for column in plan.plan_columns("files", [(file, 1.0), (other, 0.8)])] == ["a", "b × 0.8"]
     assert plan.plan_columns("together", [])[0].loras == ()
+    assert plan.plan_columns("base", []) == plan.plan_columns("together", [])
+    base, both = plan.plan_columns("base", [(file, 1.0), (other, 0.8)])
+    assert (base.title, base.loras) == ("base model", ()) and [both] == plan.plan_columns(
+        "together", [(file, 1.0), (other, 0.8)]
+    )
     for compare, loras, strengths in (
         ("strengths", [], [1.0]),
         ("files", [(file, 1.0), (file, 0.5)], [1.0]),

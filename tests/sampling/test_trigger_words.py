@@ -44,6 +44,18 @@ def test_a_word_that_is_nearly_that_of_the_file_is_named_once(tagged, text, writ
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("zorb emoji on a blue ground", []), ("a zrob on a blue ground", ["zrob"]), ("a blue backgruond", ["backgruond"])],
+)
+def test_a_rare_word_of_the_captions_is_no_misspelling_of_a_frequent_one(tmp_path, text, written):
+    tags = {"2_zorb": {"zorb, background": 3, "zorb emoji on a white ground": 1}, "1_reg": {"a background": 2}}
+    file = file_with(tmp_path / "a.safetensors", ss_tag_frequency=json.dumps(tags))
+    said = [str(note) for note in trigger_words.misspelt([file], [Prompt(text)])]
+    assert [word for word in written if any(f'"{word}"' in note for note in said)] == written
+    assert bool(said) == bool(written)
+
+
 def test_a_trigger_phrase_counts_before_the_captions(tmp_path):
     metadata = {"modelspec.trigger_phrase": "Blorf style", "ss_tag_frequency": json.dumps(TAGS)}
     assert trigger_words.words_of(file_with(tmp_path / "a.safetensors", **metadata)) == ["blorf", "style"]

@@ -134,6 +134,7 @@ def test_several_mismatches_are_reported_together(findings_of):
 HIGH = [
     ({"unet_lr": 1e3}, "unet_lr 1000.0 is very high"),
     ({"network_alpha": 1e6}, "network_alpha 1e+06 is far above"),
+    ({"network_alpha": 0.016, "network_dim": 16}, "network_alpha 0.016 is far below network_dim (16)"),
     (
         {"network_weights": "HERE/chroma.safetensors"},
         "was trained for chroma (ss_base_model_version), and this model is flux1",

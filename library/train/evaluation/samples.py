@@ -32,6 +32,7 @@ from library.sampling.prompts import Prompt
 from library.sampling.requests import imageless_request, request_of
 from library.sampling.sheet import save_image
 from library.train import beside
+from library.train.evaluation.sample_changes import SampleChanges
 from library.train.evaluation.validation import cancel_check, in_evaluation_mode, without_learning
 from library.train.journal import Journal
 from library.train.step.clock import Clock
@@ -68,6 +69,7 @@ class SampleRunner:
         self._seeded: list[Prompt] = []  # the same with a seed each, of the samples that are generated now
         self._decoded_by = ""
         self._sizer: BatchSizer | None = None
+        self._changes = SampleChanges()
         self._all_encoded = False  # whether all prompts are encoded, so that freed text encoders are not needed
         if not self.wanted:
             return
@@ -188,6 +190,7 @@ class SampleRunner:
         beside.attempt(lambda: self._note_shortage(training.journal), NOT_LISTED, training)
         reports = training.world.gather((paths, failures))
         beside.attempt(lambda: self._tell(reports, training), NOT_LISTED, training)
+        beside.attempt(lambda: self._judge(reports, training), NOT_LISTED, training)
         if images := sum(len(paths_of_rank) for paths_of_rank, _ in reports):
             seconds = time.monotonic() - began
             beside.attempt(
@@ -302,6 +305,13 @@ class SampleRunner:
                 if rank != world.rank and path.is_file():  # missing if it is on another machine
                     with Image.open(path) as image:
                         journal.sampled(training.clock.step, number, path, image, self._seeded[number])
+
+    def _judge(self, reports: Sequence[tuple[dict[int, Path], Failures]], training: Training) -> None:
+        """Warn in the first process of images that became noise, or that nothing has changed."""
+        clock = training.clock
+        files = [(self._seeded[number], path) for paths, _ in reports for number, path in paths.items()]
+        if training.world.main and (said := self._changes.judge(files, clock.step, clock.done)):
+            training.journal.warn(said, about="samples")
 
     def _reread(self, world: World, journal: Journal) -> list[Prompt] | None:
         """Return the changed prompts of the file, None without changes; the first process reads it for all."""
