@@ -329,8 +329,8 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
     if isinstance(args, NetworkArgs) and 0 < network.network_alpha < LEAST_STRENGTH * (network.network_dim or 4):
         yield Problem(
             "network_alpha",
-            "{alpha} is far below network_dim ({rank}): the adapter's strength is alpha / rank, and so little learns "
-            "next to nothing",
+            "{alpha} is far below network_dim ({rank}): the adapter's strength is alpha / rank, which is "
+            "too small here to learn anything",
             alpha=f"{network.network_alpha:g}",
             rank=network.network_dim or 4,
             fix={"network_alpha": float(network.network_dim or 4)},

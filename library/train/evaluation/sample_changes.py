@@ -1,4 +1,4 @@
-"""What sample images say about a training: they became noise or one colour, or still look as the base model's."""
+"""What sample images say about a training: they became noise or one colour, or still look like the base model's."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ FLAT, PLAIN = 0.1, 0.002  # less than this share as rough is one colour, unless 
 LEAST_STEPS = 50  # nobody expects a shorter training to have learned something
 SAME = 0.01  # as far from the base model's image as nothing that a person sees
 BECAME_NOISE = (
-    "the sample images have become noise: the learning rate is probably too high; take an earlier file, or train again "
-    "with a tenth of it"
+    "the sample images have become noise: the learning rate is probably too high; use an earlier file, or train again "
+    "with a tenth of the rate"
 )
 BECAME_ONE_COLOUR = (
     "the sample images have become one plain colour: the learning rate is probably too high, or numbers overflow; "
-    "take an earlier file, or train again with a tenth of it"
+    "use an earlier file, or train again with a tenth of the rate"
 )
 NOTHING_LEARNED = (
-    "the sample images still look as the base model draws them: too little was learned for them; raise the learning "
-    "rate or the steps, check alpha, and use the words of your captions in the prompts"
+    "the sample images still look like the base model's: too little was learned; raise the learning rate or the number "
+    "of steps, check alpha, and use the words of your captions in the prompts"
 )
 Drawn = tuple[str, int | None]  # a prompt's words and seed
 
