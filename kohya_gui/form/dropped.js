@@ -7,7 +7,8 @@ import { tellError } from "./messages.js";
 import { upload } from "./tab.js";
 
 takeDrops(".training", async (training, folders, event) => {
-  const endings = find(training, "input.upload", HTMLInputElement).accept.split(",");
+  // A text that is dropped is a caption; one with a command is imported by Load config.
+  const endings = find(training, "input.upload", HTMLInputElement).accept.split(",").filter((each) => each !== ".txt");
   const isConfig = (/** @type {File} */ { name }) => endings.some((ending) => name.toLowerCase().endsWith(ending));
   const single = folders.filter(({ path }) => !path).flatMap(({ files }) => files); // folders may hold others' files
   const configs = single.filter(isConfig);

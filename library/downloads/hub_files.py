@@ -56,8 +56,9 @@ def with_local_lora(config: RunConfig, option: str, find: Callable[[str], Path |
         path = find(file) if is_file_id(file) else None
         return f"{path}:{strength:g}" if path else text
 
-    value = option_values(config)[option]
-    return with_value(config, option, found(value) if isinstance(value, str) else tuple(map(found, value or ())))
+    if not (value := option_values(config)[option]):
+        return config
+    return with_value(config, option, found(value) if isinstance(value, str) else tuple(map(found, value)))
 
 
 def with_local_base_weights(config: RunConfig, find: Callable[[str], Path | None]) -> RunConfig:

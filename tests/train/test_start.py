@@ -151,7 +151,7 @@ def read(monkeypatch):
 
     spy(weights, "_open_file", "opened", lambda path, mmap: path.name)
     spy(autoencoder, "build_autoencoder", "built", lambda *_: "vae")
-    spy(clip, "encoder", "built", lambda *_: "clip")
+    spy(clip, "build_encoder", "built", lambda *_: "clip")
     spy(t5, "load_t5", "built", lambda *_: "t5")
     spy(qwen_vae, "build_qwen_vae", "built", lambda *_: "vae")
     spy(statistics_vae, "build_statistics_vae", "built", lambda *_: "vae")

@@ -21,8 +21,8 @@ from library.config.problems import ConfigError, Message
 from library.families import config_class
 from library.runs import layout, reader, record
 from library.runs.record import Record
+from library.sampling import sheet
 from library.train import errors
-from library.train.evaluation import samples
 from library.train.saving import resume_check, state_files
 from library.train.step.loss import LossFunction
 from library.train.step_log import StepLog
@@ -341,8 +341,8 @@ def test_a_console_that_was_closed_does_not_end_a_training(config, monkeypatch):
 def test_the_record_is_complete(config, tmp_path, monkeypatch):
     """Also where a sample cannot be written, which ends nothing."""
     (tmp_path / "prompts.txt").write_text("zorb --w 64 --h 64 --s 1 --d 3\nfull --w 64 --h 64 --s 1 --d 3\n")
-    write = samples.write_atomic
-    monkeypatch.setattr(samples, "write_atomic", lambda path, save: write(path, full if "_01_" in path.name else save))
+    write = sheet.write_atomic
+    monkeypatch.setattr(sheet, "write_atomic", lambda path, save: write(path, full if "_01_" in path.name else save))
     outcome = train(
         config(
             max_train_steps=4,
