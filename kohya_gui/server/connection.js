@@ -10,7 +10,7 @@ const UNAUTHORIZED = 401;
 const SCRIPT = new URL("../main.js", import.meta.url).pathname.split("/").slice(-3).join("/");
 
 let unanswered = 0;
-let hasFailed = false; // some request, since the last one that was answered
+let failedAt = 0; // when a request failed, in milliseconds; 0 if one that was sent later has been answered
 
 /** @param {number} status of the response, 0 if there was none */
 function tell(status) {
@@ -40,9 +40,14 @@ function sayBack() {
 }
 
 document.addEventListener("kohya:answered", async (event) => {
-  const { status, failed } = /** @type {CustomEvent<{ status: number, failed: boolean }>} */ (event).detail;
-  if (hasFailed && !failed) sayBack();
-  hasFailed = failed;
+  const { status, failed, began } =
+    /** @type {CustomEvent<{ status: number, failed: boolean, began: number }>} */ (event).detail;
+  if (failed) {
+    failedAt = performance.now();
+  } else if (failedAt && began > failedAt) { // an answer to an earlier request does not say that the server is back
+    failedAt = 0;
+    sayBack();
+  }
   const isLost = !status || status === UNAUTHORIZED, wasLost = unanswered >= MAX_UNANSWERED;
   unanswered = isLost ? unanswered + 1 : 0;
   if (unanswered >= MAX_UNANSWERED) tell(status);

@@ -71,6 +71,7 @@ export const pathOfRun = (run, rest = "") => `runs/${encodeURIComponent(run)}/${
  */
 async function answerOf(where, body) {
   let answer, status = 0, failed = false;
+  const began = performance.now();
   try {
     // Mistakes come with status 200, as a browser writes every other one into its console.
     const headers = { Prefer: "status=200", ...(body && { "Content-Type": "application/json" }) };
@@ -82,7 +83,7 @@ async function answerOf(where, body) {
     failed = true;
     throw new Error(UNANSWERED);
   } finally {
-    document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status, failed } }));
+    document.dispatchEvent(new CustomEvent("kohya:answered", { detail: { status, failed, began } }));
   }
   remember(answer.texts ?? []);
   for (const [sentence, folder] of Object.entries(answer.allow ?? {})) foldersToAllow.set(sentence, folder);
