@@ -182,6 +182,12 @@ class Visit:
         self.page.locator(f"{where}:visible", has_text=words).first.wait_for()
         return self
 
+    def read(self, words, where=".message"):
+        """The text of an element as soon as it has these words."""
+        shown = self.page.locator(f"{where}:visible", has_text=words).first
+        shown.wait_for()
+        return shown.inner_text()
+
     def has_none(self, script):
         """Assert that a script finds nothing, at the latest after a moment: colours and sizes change gradually."""
         end = time.monotonic() + 10
