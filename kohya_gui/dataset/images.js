@@ -22,7 +22,7 @@ import * as sources from "./images_sources.js";
  *   change
  * @property {<T>(what: () => Promise<T>) => Promise<T | null>} attempt
  * @property {(kind: "good" | "bad" | "plain", text: string) => void} notify
- * @property {(keep?: boolean) => Promise<void>} open
+ * @property {(keep?: boolean) => Promise<boolean>} open
  * @property {(row: Row) => HTMLTextAreaElement} captionOf
  * @property {() => Promise<void>} page show the current images again
  * @property {() => string} described
@@ -123,7 +123,10 @@ async function attempt(what) {
   }
 }
 
-/** @param {boolean} [keep] whether to keep showing the same images */
+/**
+ * Open the folder that is named. Returns false if an error is shown instead.
+ * @param {boolean} [keep] whether to keep showing the same images
+ */
 async function open(keep = false) {
   const openNumber = ++opened, messagesBefore = messages, asked = folder().value;
   sources.follow();
@@ -135,10 +138,10 @@ async function open(keep = false) {
         folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question(),
       }));
   } while (overview && openNumber === opened && changesBefore !== changed);
-  if (openNumber !== opened) return;
+  if (openNumber !== opened) return true; // another one was opened meanwhile
   if (!overview) {
     if (!keep || nameNow() !== named) close();
-    return;
+    return false;
   }
   if (!keep) {
     Object.assign(view, { start: 0, show: "all", place: null, words: "" });
@@ -154,6 +157,7 @@ async function open(keep = false) {
   const looked = [asked, overview.folder].map((name) => [name, ...files]);
   document.dispatchEvent(new CustomEvent("kohya:looked", { detail: looked }));
   if (!described() && root.checkVisibility()) note(addressOf("data", overview.folder));
+  return true;
 }
 
 /** Hide the images shown so far: beside an error they would look like those of the folder that was named. */

@@ -6,6 +6,7 @@ import { ask } from "../server/http.js";
 import { BUSY, describe, namesOf, Sending } from "../server/uploads.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
+/** @typedef {import("../server/uploads.js").Folder} Folder */
 
 /** @type {HTMLElement} */
 let root;
@@ -56,22 +57,31 @@ export function mount(element, parentTab) {
   root.addEventListener("click", (event) => hit(event, "[data-do=halt]") && sending?.stop());
 }
 
+/**
+ * Send the files of folders. Returns where to, and what to say.
+ * @param {Folder[]} folders
+ */
+async function send(folders) {
+  const base = await folderToFill(), isOpen = Boolean(tab.overview()), outcomes = [], places = [];
+  for (const [at, name] of (await namesOf(folders)).entries()) {
+    if (sending?.stopped.signal.aborted) break;
+    places.push(name ? `${base}/${name}` : base);
+    outcomes.push(await fill(places[at], folders[at].files));
+  }
+  const { said, refused } = describe(outcomes, places);
+  if (!said) throw new Error(refused || "Nothing was sent.");
+  return { base, isOpen, said, refused };
+}
+
 takeDrops(".images", async (_, folders) => {
   if (isSending) return tab.notify("bad", BUSY);
   isSending = true;
-  await tab.attempt(async () => {
-    const base = await folderToFill(), isOpen = Boolean(tab.overview()), outcomes = [], places = [];
-    for (const [at, name] of (await namesOf(folders)).entries()) {
-      if (sending?.stopped.signal.aborted) break;
-      places.push(name ? `${base}/${name}` : base);
-      outcomes.push(await fill(places[at], folders[at].files));
-    }
-    const { said, refused } = describe(outcomes, places);
-    if (!said) throw new Error(refused || "Nothing was sent.");
-    if (!isOpen) part("#images-folder", HTMLInputElement).value = base;
-    await tab.open(isOpen);
-    tab.notify(refused ? "bad" : "good", [said, refused].filter(Boolean).join("\n")); // opening clears messages
-  });
+  const sent = await tab.attempt(() => send(folders));
   sending = null;
-  isSending = false;
+  isSending = false; // more may be dropped while a slow server lists these
+  if (!sent) return;
+  const { base, isOpen, said, refused } = sent;
+  if (!isOpen) part("#images-folder", HTMLInputElement).value = base;
+  const isShown = await tab.open(isOpen); // clears messages, or says why the folder cannot be opened
+  if (isShown) tab.notify(refused ? "bad" : "good", [said, refused].filter(Boolean).join("\n"));
 });

@@ -1,9 +1,9 @@
 // Images that are chosen or dropped: sent to folders of the server, which become folders of the training.
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, isField, make, setValue } from "../server/elements.js";
-import { ask, messageOf } from "../server/http.js";
+import { ask, messageOf, wait } from "../server/http.js";
 import { areRepeated, BUSY, describe, namesOf, Sending } from "../server/uploads.js";
-import { add, choose, refresh, save, saveSoon, showMessage, stateOf, valueOf } from "./datasets.js";
+import { add, choose, refresh, save, showMessage, stateOf, valueOf } from "./datasets.js";
 import { textsOf } from "./datasets_rows.js";
 
 /** @typedef {import("../server/uploads.js").Folder} Folder */
@@ -29,10 +29,11 @@ export async function send(box, folders, row, name = IMAGES) {
     const base = await folderFor(box, into, name);
     const { filled, said, refused } = await fill(box, folders, names.map((each) => (each ? `${base}/${each}` : base)));
     if (!filled.length) return showMessage(box, "", refused || "Nothing was sent.");
+    while (state.saving) await wait(100); // what it says would put away what is said below
     if (!rows.length && areRepeated(names)) choose(box, { train_data_dir: base });
     else if (isApart) await nameNewFolders(box, filled);
-    else nameFolder(box, into, name, filled[0]);
-    if (!isApart || !state.unsaved) showMessage(box, said, refused); // otherwise it says why they cannot be saved
+    else await nameFolder(box, into, name, filled[0]);
+    if (!state.unsaved) showMessage(box, said, refused); // otherwise it says why they cannot be saved
   } catch (error) {
     showMessage(box, "", messageOf(error));
   } finally {
@@ -89,18 +90,18 @@ const progressIn = (line) => (bytes, of, done, files) => {
 };
 
 /**
- * Name the folder of images that were sent, if it has no name yet.
+ * Name the folder of images that were sent, if it has no name yet, and save that.
  * @param {Element} box
  * @param {HTMLElement | null} row
  * @param {string} name
  * @param {string} folder
  */
-function nameFolder(box, row, name, folder) {
+async function nameFolder(box, row, name, folder) {
   const field = (row ?? add(box, "")).querySelector(`[data-set=${name}]`);
   if (!isField(field)) return;
   const isNew = field.value.trim() !== folder;
   setValue(field, folder);
-  if (isNew) saveSoon(box, 0);
+  if (isNew) await save(box);
   else void refresh(box);
 }
 

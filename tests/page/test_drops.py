@@ -213,6 +213,43 @@ def test_what_is_dropped_while_files_are_sent_is_not_lost_without_a_word(visit, 
     visitor.until("2 images per epoch" if room == "Train" else "2 of 2", ".datasets .sum, .images .numbers")
 
 
+def test_more_is_taken_while_a_slow_server_lists_what_was_sent(visit, tmp_path):
+    visitor = visit()
+    visitor.room("Data")
+    held = []
+    visitor.page.route("**/own/images_page", lambda route: held.append(route), times=1)
+    drop(visitor.page, draw(tmp_path / "a.png"))
+    visitor.until("1 of 1", ".images .numbers")
+    wait_for(lambda: visitor.page.wait_for_timeout(20) or held, 30)
+    drop(visitor.page, draw(tmp_path / "b.png", 1))
+    visitor.until("2 of 2", ".images .numbers")
+    held[0].continue_()
+    visitor.until("Sent to", ".images > .said-of")
+
+
+def test_a_folder_that_cannot_be_opened_after_it_was_filled_is_said(visit, tmp_path):
+    visitor = visit()
+    visitor.room("Data")
+    visitor.page.route("**/own/images_open", lambda route: route.fulfill(json={"error": "The disk is gone."}))
+    drop(visitor.page, draw(tmp_path / "a.png"))
+    visitor.until("The disk is gone.", ".images > .said-of")
+    visitor.page.unroute_all()
+
+
+def test_what_was_refused_is_still_said_when_the_rows_are_saved(visit, served, tmp_path):
+    for number, folder in enumerate(("cats", "dogs")):
+        draw(tmp_path / "pets" / folder / "01.png", number)
+    (tmp_path / "movie.mp4").write_bytes(WRONG["movie.mp4"][0])
+    visitor = visit()
+    visitor.room("Train")
+    visitor.fill(output_name="refused", output_dir=served[1] / "out")
+    drop(visitor.page, tmp_path / "pets")
+    visitor.until("2 images per epoch", ".datasets .sum")
+    drop(visitor.page, draw(tmp_path / "bird.png", 2), tmp_path / "movie.mp4", at=".datasets .sum")
+    visitor.until("3 images per epoch", ".datasets .sum")
+    visitor.until("Sent to", ".datasets .file").until("movie.mp4 is neither an image", ".datasets .file")
+
+
 def test_an_image_of_the_page_that_is_dragged_over_it_is_no_file(visit, tmp_path):
     visitor = visit()
     visitor.room("Data")
