@@ -21,6 +21,8 @@ const PERIOD = 1200, RESTING = 6000; // milliseconds between requests while a me
 /** @type {HTMLElement | undefined} */
 let place;
 let shown = "", looked = 0, busy = false, pickedJob = "", target = "";
+// Of a slow server the answers to two requests may overlap: numbers of the requests, and of the answer that is shown.
+let looks = 0, shownLook = 0, acts = 0;
 /** @type {[string, string][]} id and title of each training tab */
 let tabs = [];
 
@@ -57,8 +59,12 @@ function settle() {
 
 async function look() {
   looked = Date.now();
+  const look = ++looks;
   try {
-    show(await ask("lab", { job: pickedJob }));
+    const measurements = await ask("lab", { job: pickedJob });
+    if (look < shownLook) return;
+    shownLook = look;
+    show(measurements);
   } catch (error) {
     showMessage(answer(), "bad", messageOf(error));
   }
@@ -80,12 +86,14 @@ async function start(kind) {
  * @param {Record<string, unknown>} question
  */
 async function act(name, question) {
+  const number = ++acts, tell = (/** @type {"" | "bad"} */ kind, /** @type {string} */ text) =>
+    void (number === acts && showMessage(answer(), kind, text)); // what is said of a later one stays
   try {
     const { job } = await ask(name, question);
-    showMessage(answer(), "", "");
+    tell("", "");
     pickedJob = job ?? pickedJob;
   } catch (error) {
-    showMessage(answer(), "bad", messageOf(error));
+    tell("bad", messageOf(error));
   }
   await look();
 }

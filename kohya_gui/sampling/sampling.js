@@ -120,11 +120,12 @@ function settle() {
  */
 async function chooseModel() {
   settle();
-  const { files, prompts, fields } = await showTaken(), list = part(".files");
+  const chosen = model().value, { files, prompts, fields } = await showTaken(), list = part(".files");
+  if (chosen !== model().value) return; // another one was chosen meanwhile
   propose(all(list, "input", HTMLInputElement)[0], files.at(-1) ?? "");
   for (const row of all(list, ".file").slice(1)) if (!find(row, "input", HTMLInputElement).value) row.remove();
   grow(list);
-  const written = writtenFor(model().value);
+  const written = writtenFor(chosen);
   for (const field of ofPrompts()) {
     const { prompt } = field.dataset;
     propose(field, written[field.id] ?? (prompt ? fields[prompt] ?? "" : prompts.join("\n")));

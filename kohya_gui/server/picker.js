@@ -66,11 +66,14 @@ class Picker {
   listing = NOTHING;
   at = -1; // index of the marked entry
   requests = 0; // answers to older ones are ignored
+  asked = ""; // the folder of the last request, which is the one shown as soon as the answer is there
+  /** @type {Promise<void>} */
+  opening = Promise.resolve(); // what is pressed meanwhile is about its answer, which a slow server gives late
   refused = ""; // a refused folder that the user may allow
 
   constructor() {
     this.up.onclick = () => this.listing.up && this.open(this.listing.up);
-    this.filter.oninput = () => this.open(this.listing.folder, this.filter.value);
+    this.filter.oninput = () => this.open(this.listing.folder || this.asked, this.filter.value);
     onEnter(this.path, () => this.open(this.path.value));
     onEnter(this.name, () => this.choose());
     this.filter.onkeydown = (event) => this.move(event);
@@ -91,7 +94,7 @@ class Picker {
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
     const step = steps[event.key];
     if (step && (Number.isFinite(step) || !this.filter.value)) this.mark(Math.max(0, Math.min(last, this.at + step)));
-    else if (event.key === "Enter") this.at >= 0 ? this.enter(this.at) : this.choose();
+    else if (event.key === "Enter") void this.enterMarked();
     else if (event.key === "Backspace" && !this.filter.value && this.listing.up) this.open(this.listing.up);
     else return;
     event.preventDefault();
@@ -124,7 +127,16 @@ class Picker {
     else this.finish(this.pathOf(entry.name));
   }
 
-  choose() {
+  async enterMarked() {
+    await this.opening;
+    if (!this.dialog.open) return;
+    if (this.at >= 0) this.enter(this.at);
+    else await this.choose();
+  }
+
+  async choose() {
+    await this.opening;
+    if (!this.dialog.open || !this.listing.folder) return;
     const ending = this.endings.split(" ")[0], name = this.name.value.trim();
     if (this.kind === "folder") this.finish(this.listing.folder);
     else if (this.kind === "new" && name)
@@ -143,13 +155,26 @@ class Picker {
    * @param {string} folder
    * @param {string} [filter]
    */
-  async open(folder, filter = "") {
-    const request = ++this.requests;
+  open(folder, filter = "") {
     if (!filter) this.filter.value = "";
+    this.asked = folder;
+    this.opening = this.load(folder, filter);
+    return this.opening;
+  }
+
+  /**
+   * @param {string} folder
+   * @param {string} filter
+   */
+  async load(folder, filter) {
+    const request = ++this.requests, typed = this.path.value;
     try {
       const listing = await ask("list", { folder, filter, kind: this.kind, endings: this.endings });
-      if (request === this.requests) this.show(listing);
+      if (request !== this.requests) return;
+      this.show(listing);
+      if (this.path.value === typed) this.path.value = listing.folder; // else another one is being typed
     } catch (error) {
+      if (request !== this.requests) return;
       this.refused = folder;
       if (!this.listing.folder && folder) await this.open("");
       this.note.replaceChildren(...withAllowButton(messageOf(error)));
@@ -159,7 +184,6 @@ class Picker {
   /** @param {Listing} listing */
   show(listing) {
     [this.listing, this.at] = [listing, -1];
-    this.path.value = listing.folder;
     this.up.disabled = !listing.up;
     this.places.replaceChildren(
       ...listing.places.map(({ name, path }) => makeButton(name, () => this.open(path), { title: path })));
@@ -209,7 +233,7 @@ export function pick(input, kind = "file", endings = "") {
   picker.take.textContent = TAKES[kind];
   picker.name.hidden = kind !== "new";
   picker.name.value = kind === "new" ? input.value.split(/[\\/]/).pop() ?? "" : "";
-  picker.note.textContent = "";
+  picker.note.textContent = picker.path.value = "";
   picker.list.replaceChildren();
   picker.dialog.showModal();
   picker.filter.focus();

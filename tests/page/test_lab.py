@@ -170,3 +170,24 @@ def test_a_measurement_at_work_has_no_verdict_yet_and_follows_the_language(visit
     page.locator(".lab .files", has_text="Files: ").wait_for()
     visitor.click("Stop")
     page.locator(".lab .advice").wait_for()
+
+
+@pytest.mark.browser
+def test_a_late_answer_about_stopping_leaves_what_was_said_since(visit, pretending):
+    visitor, held = visit(), []
+    page = visitor.page
+    visitor.room("Lab")
+    page.locator("#lab-sizes").fill("128")
+    visitor.click("Measure speed")
+    page.locator(".lab .body", has_text="eager").wait_for()
+    page.route("**/own/lab-stop", lambda route: held.append((route, route.fetch())))
+    visitor.click("Stop")
+    page.locator(".lab .state", has_text="Stopped").wait_for()
+    page.locator("#lab-sizes").fill("abc")
+    visitor.click("Measure speed")
+    visitor.until("Image sizes: write multiples of 64", ".lab .message")
+    ((route, answer),) = held
+    with page.expect_response("**/own/lab-stop"), page.expect_response("**/own/lab"):  # the second follows the first
+        route.fulfill(response=answer)
+    visitor.until("Image sizes: write multiples of 64", ".lab .message")
+    page.unroute_all()

@@ -14,6 +14,7 @@ from kohya_gui.server import hidden, paths, picker
 from kohya_gui.server.json_api import ApiRequest, JsonApi
 from kohya_gui.server.picker import Picker, browse_button
 from library.config.problems import ConfigError
+from tests.training import wait_for
 
 
 @pytest.fixture
@@ -209,3 +210,37 @@ def test_a_list_of_files_grows_by_one_with_each_choice(visit, served):
     assert page.locator("#lora-sample_lora").input_value() == f'"{files[0]}" {files[1]}'
     for file in files:
         file.unlink()
+
+
+@pytest.mark.browser
+def test_what_is_pressed_before_a_slow_server_has_listed_the_folder_is_done_then(visit, served):
+    folder = served[1] / "slow"
+    for name in ("birds", "cats"):
+        (folder / name).mkdir(parents=True)
+    page, held = visit().page, []
+    field = page.locator("#lora-train_data_dir")
+    browse = page.get_by_label("Browse for Image folder").locator("visible=true")
+
+    def answer(requests):
+        wait_for(lambda: page.wait_for_timeout(20) or len(held) == requests, 30)
+        while held:
+            held.pop(0).continue_()
+
+    def chooses(expected):
+        page.locator("dialog.picker").wait_for(state="hidden")
+        wait_for(lambda: field.input_value() == str(expected), 30)
+
+    page.route("**/own/list", lambda route: held.append(route))
+    field.fill(str(folder))
+    browse.click()
+    page.get_by_role("button", name="Choose this folder").click()
+    answer(1)
+    chooses(folder)
+    browse.click()
+    page.keyboard.type("cat")
+    page.keyboard.press("Enter")
+    answer(4)
+    page.get_by_role("button", name="Choose this folder").click()
+    answer(1)
+    chooses(folder / "cats")
+    page.unroute_all()

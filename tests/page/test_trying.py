@@ -44,6 +44,20 @@ def test_a_run_that_is_chosen_as_model_brings_its_newest_file_and_its_prompts(ta
     expect("/own.pt", "")
 
 
+def test_a_late_answer_about_a_model_that_is_no_longer_chosen_changes_nothing(tab):
+    other, of_run = ["run:b", "Run b"], {"files": [], "prompts": ["a dog"], "fields": {}}
+    page = tab({"sampling_choices": {"models": [FORM, RUN, other], "sheets": []}, "sampling_run": of_run})
+    held, prompts = [], page.locator("#sampling-prompts")
+    page.route("**/own/sampling_run", lambda route: held.append(route), times=1)
+    for chosen in (RUN, other):
+        page.locator("#sampling-model").select_option(chosen[0])
+    page.wait_for_function("document.querySelector('#sampling-prompts').value === 'a dog'")
+    with page.expect_response("**/own/sampling_run"):
+        held[0].fulfill(json=of_run | {"prompts": ["a cat"]})
+    page.wait_for_timeout(100)
+    assert prompts.input_value() == "a dog"
+
+
 def test_a_job_from_before_the_page_was_loaded_shows_its_images_as_they_come(tab):
     old, new = ["job:old", "Old"], ["job:new", "New"]
     job = {"id": "new", "state": "running", "title": "Generate", "about": "", "when": "", "text": "", "log": ""}
