@@ -30,6 +30,8 @@ let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
 let isLost = false; // the last request for it has failed
+// A slow server may answer a look after a change that it does not have yet: what was begun before that is not shown.
+let moments = 0, shownAt = 0;
 
 /** @param {Element} element */
 export function mount(element) {
@@ -41,10 +43,14 @@ export function mount(element) {
 
 async function look() {
   if (!place) return;
+  const begun = ++moments;
   try {
     const listing = await call("queue");
     await compare(listing);
-    if (!isDragging()) show(place, listing);
+    if (!isDragging() && begun > shownAt) {
+      shownAt = begun;
+      show(place, listing);
+    }
     if (isLost) tell("");
     isLost = false;
   } catch (error) {
@@ -95,6 +101,7 @@ function tell(text, bad = false, offers = []) {
 async function change(path, body = {}, offers = () => []) {
   try {
     const listing = await call(`queue/${path}`, body);
+    shownAt = ++moments;
     tell(path === "pause" ? "" : translated(listing.said), false, offers(listing)); // the heading says it
     if (place) show(place, listing);
     look(); // for what differs in an entry that was added

@@ -78,3 +78,25 @@ def test_a_pause_is_said_once(visit, tmp_path):
       const [state, name] = [".state", "b"].map((part) => document.querySelector(`.queue .entry ${part}`));
       return state && name && name.getBoundingClientRect().top >= state.getBoundingClientRect().bottom;
     }""")
+
+
+def test_a_listing_from_before_a_change_does_not_come_back_after_it(visit, tmp_path):
+    queue.pause()
+    for name in ("one", "two"):
+        put(tmp_path / "out", name)
+    visitor, held = queue_tab(visit()), []
+    page = visitor.page
+    shows(visitor, ("one", "waiting"), ("two", "waiting"))
+    page.route("**/api/v1/queue", lambda route: held.append((route, route.fetch())), times=1)
+    wait_for(lambda: page.wait_for_timeout(20) or held, 30)
+    page.get_by_label("Sooner: two").click()
+    shows(visitor, ("two", "waiting"), ("one", "waiting"))
+    page.evaluate("""() => { window.orders = []; new MutationObserver(() => orders.push(
+      document.querySelector('.queue .entry b').textContent)).observe(
+      document.querySelector('.queue .entries'), { childList: true }); }""")
+    ((route, answer),) = held
+    route.fulfill(response=answer)
+    for _ in range(2):
+        with page.expect_response("**/api/v1/queue"):
+            pass
+    assert page.evaluate("orders") == []
