@@ -53,7 +53,7 @@ class Forked(Signalled):
     def __init__(self, arguments, environment, input_text="", out=None):
         """`arguments` are those of Python: a script, or `-m` and a module, followed by its arguments. The process reads
         `input_text` from standard input; its output is appended to `out`, or to a file of its own."""
-        folder = tempfile.mkdtemp(prefix="kohya-forked-")
+        folder = tempfile.mkdtemp(dir=_folder().name)
         self._out, self._code = Path(out or Path(folder, "out")), Path(folder, "code")
         job = {"arguments": arguments, "environment": environment, "out": str(self._out), "code": str(self._code)}
         if input_text:
@@ -122,6 +122,12 @@ def detached(command, stdout, env, **how):
 
 
 DETACHED = SimpleNamespace(**{**vars(subprocess), "Popen": detached})  # in place of `library.runs.start.subprocess`
+
+
+@functools.cache
+def _folder():
+    """The folder of this process's forks, which is removed when it ends."""
+    return tempfile.TemporaryDirectory(prefix="kohya-forked-", ignore_cleanup_errors=True)
 
 
 @functools.cache
@@ -214,8 +220,9 @@ def work(door):
     while True:
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             code = running.pop(ended[0])
-            code.with_suffix(".new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
-            code.with_suffix(".new").rename(code)
+            with contextlib.suppress(FileNotFoundError):  # the client has ended, and removed its folder
+                code.with_suffix(".new").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+                code.with_suffix(".new").rename(code)
         for ready in select.select([door, *clients], [], [], 0.02 if running else None)[0]:
             if ready is door:
                 clients.append(door.accept()[0])
