@@ -5,13 +5,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from library.check import answering, check_process, isolated
 from library.config.building import Layer, read_layers
 from library.families import config_class
+from tests.training import wait_for
 
 
 @pytest.fixture
@@ -37,11 +37,7 @@ def echoes(monkeypatch):
 
 def started(spare):
     spare.prepare()
-    for _ in range(1000):
-        if spare._process is not None:
-            return spare._process
-        time.sleep(0.01)
-    raise AssertionError("no process has started")
+    return wait_for(lambda: spare._process)
 
 
 def report(launch, **values):

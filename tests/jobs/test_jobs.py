@@ -50,7 +50,7 @@ STAND_IN = (
 )
 
 
-def until(job, wanted, seconds=60):
+def until(job, wanted, seconds=300):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if wanted(current := jobs.find_job(job.id)):

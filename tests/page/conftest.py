@@ -190,7 +190,7 @@ class Visit:
 
     def has_none(self, script):
         """Assert that a script finds nothing, at the latest after a moment: colours and sizes change gradually."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while (leftovers := self.page.evaluate(script)) and time.monotonic() < end:
             time.sleep(0.1)
         assert leftovers == []

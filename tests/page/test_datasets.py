@@ -237,7 +237,7 @@ def test_photos_from_a_phone_become_a_data_set(visit, served, tmp_path):
     visitor.until("phone: 5 files.", ".datasets .file").until("bad.png is not an image", ".datasets .file")
     folder = served[1] / "kohya" / "images" / "phone"
     assert sorted(file.name for file in folder.iterdir()) == ["0.png", "0.txt", "1.png", "1.txt", "2.png"]
-    assert form.locator("[data-option=train_data_dir]").input_value() == str(folder)
+    wait_for(lambda: form.locator("[data-option=train_data_dir]").input_value() == str(folder), 30)
     visitor.until("100% of an epoch", ".datasets .numbers").until("2 with a caption", ".datasets .numbers")
     repeats = box.locator("li [data-set=num_repeats]")
     repeats.fill("4")  # a single folder needs no dataset file

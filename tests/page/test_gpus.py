@@ -65,7 +65,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(theirs))
     visitor.click("Load config")
     visitor.until(f"Loaded {theirs.name}")
-    wait_for(lambda: pressed(visitor) == ["0", "1"], 10)
+    wait_for(lambda: pressed(visitor) == ["0", "1"], 60)
     assert (number.input_value(), visitor.page.locator("#lora-num_processes").input_value()) == ("0,1", "2")
     chooser.get_by_text("Any free GPU").click()
     ready = {
@@ -90,7 +90,7 @@ def test_gpus_are_chosen_by_name_and_runs_on_them_go_side_by_side(visit, served,
             [text.split("\n")[:2] for text in devices.all_inner_texts()]
             == [["GPU 0 · NVIDIA RTX 4090", "two"], ["GPU 1 · NVIDIA RTX 3060", "one"]]
         ),
-        20,
+        60,
     )
     assert "GPU 0, 1" in visitor.page.locator(".entry", has_text="both").inner_text()
     visitor.has_none(FAINT)
@@ -132,7 +132,7 @@ def test_what_gpus_do_is_shown_while_a_run_works(visit, two, tmp_path):
         charts.nth(3).wait_for()
         figures = ["GPU memory 16 GB", "GPU load 97 %", "Temperature 71 °C", "GPU power 320.5 W"]
         captions = charts.locator("figcaption")
-        wait_for(lambda: [re.sub(r"\s+", " ", text) for text in captions.all_inner_texts()] == figures, 20)
+        wait_for(lambda: [re.sub(r"\s+", " ", text) for text in captions.all_inner_texts()] == figures, 60)
         visitor.until("1.5 GiB of this training are in CPU memory", ".spilled")
         for mode in ("light", "dark"):
             visitor.page.emulate_media(color_scheme=mode)

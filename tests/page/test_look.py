@@ -48,10 +48,11 @@ CUT = """() => {
 
 @pytest.mark.parametrize("language", ["en", "ja"])
 def test_nothing_is_cut_off_between_a_small_phone_and_a_desk(visit, language):
-    page = visit(locale=language).page
+    visitor = visit(locale=language)
+    page = visitor.page
     for width in (1440, 1280, 1024, 900, 320):
         page.set_viewport_size({"width": width, "height": 768})
-        assert page.evaluate(CUT) == [], width
+        visitor.has_none(CUT)
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
@@ -128,19 +129,20 @@ def test_axe_finds_nothing_in_any_room(visit, tmp_path, mode, with_run):
         pytest.skip("axe-core is not installed: ./setup.sh test installs it")
     if with_run:
         recorded(tmp_path, "one", 1e-4)  # it has samples of the base model, too
-    page = visit(color_scheme=mode, bypass_csp=True).page
+    visitor = visit(color_scheme=mode, bypass_csp=True)
+    page = visitor.page
     page.evaluate(AXE.read_text(encoding="utf-8"))
     for address in ("train/lora", "data", "runs", "try", "tools", "lab"):
         page.evaluate("address => { location.hash = address; }", address)
         seen(page, ROOMS[address])
         if with_run and address not in ("data", "runs"):
             page.locator(".live .sample").first.wait_for()
-        assert page.evaluate(VIOLATIONS) == [], address
+        visitor.has_none(VIOLATIONS)
     page.evaluate("location.hash = 'train/lora'")
     page.get_by_role("button", name="Presets", exact=True).locator("visible=true").click()
     presets = page.get_by_role("dialog", name="Presets")
     presets.get_by_role("heading", name="Presets").wait_for()
-    assert page.evaluate(VIOLATIONS) == []
+    visitor.has_none(VIOLATIONS)
     presets.get_by_role("button", name="Close").click()
     presets.wait_for(state="hidden")
 

@@ -15,7 +15,6 @@ from tests.page.test_runs import config
 from tests.training import wait_for
 
 pytestmark = pytest.mark.browser
-REFRESHED = 2500  # ms in which the panel is shown anew
 
 
 def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(visit, tmp_path, monkeypatch):
@@ -28,7 +27,9 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     answer = page.locator(".acts .answer")
     visitor.click("Stop now")
     visitor.until("10 min of work on this step are lost", ".answer")
-    page.wait_for_timeout(REFRESHED)
+    for _ in range(2):
+        with page.expect_response("**/own/panel"):
+            pass
     assert "10 min of work" in answer.inner_text()  # a refresh of the panel must not remove the question
     answer.get_by_role("button", name="Cancel").click()
     page.wait_for_function("!document.querySelector('.answer').textContent")
@@ -48,8 +49,8 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
     page.wait_for_selector(f'.run[data-run="{run.id}"][data-state="running"]')  # until then it replaces its buttons
     page.locator(f'.acts[data-run="{run.id}"] > [data-act=now]').click()
     answer.get_by_role("button", name="Stop now", exact=True).click()
-    wait_for(lambda: layout.stop_asked(run.folder) == "now", 10)
-    wait_for(lambda: not reader.find_run(run.id).active, 20)
+    wait_for(lambda: layout.stop_asked(run.folder) == "now", 60)
+    wait_for(lambda: not reader.find_run(run.id).active, 60)
 
 
 def test_training_without_captions_needs_one_confirmation(visit, served, monkeypatch):

@@ -55,7 +55,7 @@ def press(visitor, name, entry):
 
 
 def shows(visitor, *expected):
-    wait_for(lambda: rows(visitor) == [list(row) for row in expected], 20)
+    wait_for(lambda: rows(visitor) == [list(row) for row in expected], 60)
 
 
 def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
@@ -75,7 +75,7 @@ def test_a_queue_of_three_with_a_failing_second_from_the_form(visit, tmp_path):
     visitor.until("The GPU ran out of memory", ".entry .why")
     press(visitor, "Open in form", "two")  # its settings are corrected, and it is queued again
     visitor.page.locator("#lora-learning_rate").wait_for()
-    wait_for(lambda: visitor.page.locator("#lora-learning_rate").input_value() == "0.5", 10)
+    wait_for(lambda: visitor.page.locator("#lora-learning_rate").input_value() == "0.5", 60)
     visitor.fill(learning_rate="1e-4")
     visitor.click("Add to queue")
     visitor.until("two is in the queue")
@@ -96,15 +96,15 @@ def test_two_browsers_change_one_queue(visit, tmp_path):
     shows(second, ("one", "waiting"), ("three", "waiting"), ("two", "waiting"))
     gone = queue.read_queue().entries[1].id
     press(first, "Remove", "three")
-    wait_for(lambda: len(queue.read_queue().entries) == 2, 10)
+    wait_for(lambda: len(queue.read_queue().entries) == 2, 60)
     answer = second.page.request.post(f"{second.address}api/v1/queue/{gone}/move", data={"by": -1})
     assert answer.status == 404 and "not in the queue any more" in answer.json()["error"]
     shows(second, ("one", "waiting"), ("two", "waiting"))
     # By the keyboard: what is gone or at its end gives the focus to what is next to it.
     focused = "document.activeElement.ariaLabel"
-    wait_for(lambda: first.page.evaluate(focused) == "Remove: two", 10)
+    wait_for(lambda: first.page.evaluate(focused) == "Remove: two", 60)
     first.page.get_by_label("Sooner: two").press("Enter")
-    wait_for(lambda: first.page.evaluate(focused) == "Later: two", 10)
+    wait_for(lambda: first.page.evaluate(focused) == "Later: two", 60)
     first.page.keyboard.press("Enter")
     shows(second, ("one", "waiting"), ("two", "waiting"))
     for visitor in (first, second):
@@ -126,13 +126,13 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     for _ in range(2):
         before = visitor.page.locator(".sample").count()
         visitor.click("Sample now")
-        wait_for(lambda n=before: visitor.page.locator(".sample").count() == n + 2, 10)
+        wait_for(lambda n=before: visitor.page.locator(".sample").count() == n + 2, 60)
     visitor.click("Save now")
     visitor.until("-state", ".saved")
     compared = visitor.page.locator("dialog.compare")
     visitor.page.locator(".sample").first.click()
     sizes = "all => all.every(image => image.complete && image.naturalWidth === 256)"
-    wait_for(lambda: compared.locator("img").evaluate_all(sizes), 10)
+    wait_for(lambda: compared.locator("img").evaluate_all(sizes), 60)
     sources = compared.locator("img").evaluate_all("all => all.map(image => image.getAttribute('src'))")
     assert len(set(sources)) == 2
     compared.locator("input").press("End")
@@ -147,9 +147,9 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     with zipfile.ZipFile(download.value.path()) as packed:
         assert json.loads(packed.read("doctor.json")) == {"healthy": True} and b"fox" not in packed.read("log.txt")
     visitor.click(f"Resume from step {stopped}")
-    wait_for(lambda: visitor.state("running") != run_id, 10)
-    second = wait_for(reader.active, 10)
-    wait_for(lambda: any(event["kind"] == "step" for event in reader.read_events(second.folder)[0]), 10)
+    wait_for(lambda: visitor.state("running") != run_id, 60)
+    second = wait_for(reader.active, 60)
+    wait_for(lambda: any(event["kind"] == "step" for event in reader.read_events(second.folder)[0]), 60)
     assert second.facts["resumes"] == run_id
     assert next(e for e in reader.read_events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
     visitor.until(f"resumed after {stopped}", ".chart .x")
@@ -235,7 +235,7 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, visit, page, tm
     server.kill()  # kills the page's process
     server.wait()
     steps = reader.find_run(run_id).facts["step"]
-    wait_for(lambda: reader.find_run(run_id).facts["step"] > steps, 10)
+    wait_for(lambda: reader.find_run(run_id).facts["step"] > steps, 60)
     visitor = visit()  # a visit to this process's page, which knows the runs from their files alone
     assert visitor.state("running") == run_id
     visitor.until("Next in the queue: two", ".next")

@@ -19,6 +19,7 @@ from kohya_gui.runs.runs import RunsRoom
 from kohya_gui.sampling import sampling
 from library.config.problems import ConfigError
 from library.runs import keys, layout, notes, process, reader, registry
+from tests.training import wait_for
 
 
 def recorded(home, name, rate, **facts):
@@ -207,9 +208,12 @@ def test_two_runs_of_one_name_are_told_apart_in_the_table_and_in_charts(visit, t
         box.check()
     compare = page.get_by_role("button", name="Compare", exact=True)
     compare.hover()
-    page.wait_for_timeout(300)  # colours change gradually
-    text, ground = compare.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
-    assert sum(abs(one - two) for one, two in zip(levels(text), levels(ground), strict=True)) > 200, (text, ground)
+
+    def contrast():
+        text, ground = compare.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
+        return sum(abs(one - two) for one, two in zip(levels(text), levels(ground), strict=True))
+
+    wait_for(lambda: contrast() > 200, 30)  # colours change gradually
     compare.click()
     for end in ends:
         page.locator('[data-chart="loss"] .values', has_text=f"cat ({end})").wait_for()

@@ -319,7 +319,7 @@ def test_generate_waits_until_it_is_known_what_can_be_chosen(visit):
     with visitor.page.expect_request("**/own/sampling_choices"):
         visitor.page.get_by_role("tab", name="Try it", exact=True).click()
     visitor.click("Generate")
-    wait_for(lambda: visitor.page.evaluate("1") and held, 10)
+    wait_for(lambda: visitor.page.evaluate("1") and held, 60)
     held[0].continue_()
     visitor.until("The LoRA form names no base model", ".said-of")
     visitor.page.unroute("**/own/sampling_choices")

@@ -19,7 +19,7 @@ def test_a_stop_says_what_starts_next_the_run_stays_and_a_resumed_one_is_shown(v
     visitor.until("the queue starts two.", ".acts .answer")
     visitor.page.locator(".acts .answer").get_by_role("button", name="Stop after this step").click()
     assert visitor.state("stopped") == first_run
-    wait_for(lambda: any(run.active and run.id != first_run for run in reader.runs()), 20)
+    wait_for(lambda: any(run.active and run.id != first_run for run in reader.runs()), 60)
     visitor.until("Running now: two", ".next")
     assert visitor.state("stopped") == first_run  # its buttons stay in place
     visitor.click("Look at it")

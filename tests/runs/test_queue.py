@@ -87,7 +87,7 @@ def job(tmp_path, name, how=None, secrets=None, **toml):
     )
 
 
-def until(true, seconds=120.0):
+def until(true, seconds=300.0):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, queue.read_queue()
@@ -159,7 +159,7 @@ def test_after_the_computer_was_started_anew_the_queue_waits(tmp_path, home):
     ended = [psutil.Process(pid) for pid in (queue.read_queue().worker["pid"], run.facts["pid"])]
     for killed in ended:  # a power cut
         killed.kill()
-    psutil.wait_procs(ended, timeout=5)
+    psutil.wait_procs(ended, timeout=60)
     until(lambda: states() == ["interrupted", "waiting"])
     entries = queue.read_queue()
     assert entries.halted and not entries.is_worked

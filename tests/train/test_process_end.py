@@ -19,7 +19,10 @@ class Kept:
 kept = Kept()
 kept.itself = kept
 
+printed = threading.Event()
+
 def work():
+    printed.wait()
     time.sleep(0.2)
     print("thread")
 
@@ -27,6 +30,7 @@ threading.Thread(target=work).start()
 atexit.register(print, "registered first")
 atexit.register(print, "registered last")
 print("main", end=" ")
+printed.set()
 end_at_once({code})
 """
 
@@ -40,7 +44,7 @@ def ended(code, *arguments):
         text=True,
         cwd=ROOT,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -238,7 +238,7 @@ def test_a_slow_save_is_waited_for_and_never_killed(demo, squares, tmp_path, mon
         time.sleep(1)  # some times GRACE
         assert started.poll() is None
         (tmp_path / "go").touch()
-        words = started.communicate(timeout=100)[0]
+        words = started.communicate(timeout=300)[0]
     finally:
         started.kill()
     run = reader.run_at(run.folder)
@@ -268,7 +268,7 @@ def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
             lambda: next((r for f in runs_in(tmp_path / "out") if (r := reader.run_at(f)).facts.get("step")), None)
         )
         stop.request(run.id, "now")
-        words = [process.communicate(timeout=100)[0] for process in started]
+        words = [process.communicate(timeout=300)[0] for process in started]
     finally:
         for process in started:
             process.kill()
