@@ -14,7 +14,7 @@ from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.config.sections import AdapterRun
-from library.demo import files, free_demo_name, images, summary
+from library.demo import demo_closing_lines, files, free_demo_name, images, summary
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
@@ -126,6 +126,15 @@ def test_results_of_earlier_demos_keep_their_names(tmp_path):
     (tmp_path / "runs" / "flux-lora-2-20260101-120000-abcd").mkdir(parents=True)
     assert free_demo_name(tmp_path, "flux-lora") == "flux-lora-3"
     assert free_demo_name(tmp_path, "flux") == "flux"
+
+
+def test_the_command_that_trains_again_names_a_file_that_is_free(demo):
+    result = demo.folder / "output" / "flux-lora.safetensors"
+    result.parent.mkdir(exist_ok=True)
+    result.touch()
+    command = demo_closing_lines(demo, "flux")[-1]
+    result.unlink()
+    assert command.endswith("--output_name flux-lora-2")
 
 
 # ---- the summary

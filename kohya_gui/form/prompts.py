@@ -22,8 +22,8 @@ MAX_PROPOSED = 8  # captions proposed at once
 MAX_ROWS = 200
 # Fields of a row besides the prompts: name in the file, label, help.
 NUMBERS = (
-    ("width", "Width", "Pixels; empty is the default of the model family."),
-    ("height", "Height", "Pixels; empty is the default of the model family."),
+    ("width", "Width", "In pixels. Empty: the default of the model family."),
+    ("height", "Height", "In pixels. Empty: the default of the model family."),
     ("sample_steps", "Steps", "Denoising steps; more take longer."),
     ("scale", "CFG scale", "How strongly the prompt is followed; 1 leaves the negative prompt out, twice as fast."),
     ("guidance_scale", "Guidance", "For models that were distilled with guidance, such as dev: 3.5 is usual."),

@@ -32,7 +32,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("steps", "Steps", "Number of steps or epochs, seed and resuming."),
             ("noise", "Noise", "Noise and timestep settings."),
             ("loss", "Loss", "Loss function and loss weighting."),
-            ("validation", "Validation", "Images excluded from training, to measure the validation loss."),
+            ("validation", "Validation", "Images excluded from training, to measure the held-out loss."),
         ),
     ),
     (

@@ -279,7 +279,7 @@ class Models {
   /** @param {Plan} plan */
   showGate({ closed, token }) {
     this.gate.replaceChildren(
-      make("h3", {}, "This model asks for its licence to be accepted"),
+      make("h3", {}, "First accept the licence of this model"),
       make("ol", {},
         ...closed.map((name) =>
           make("li", {},

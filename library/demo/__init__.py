@@ -146,14 +146,17 @@ def demo_closing_lines(demo: Demo, model: str) -> list[str]:
     """Return the last lines: where the files are, and what to do next."""
     kohya = Path(sys.executable).with_name("kohya")
     script = families.lora_script(families.owner(model))
-    command = [str(kohya), "train", script, "--config_file", str(demo.configs[toml_name(script, model)])]
+    toml = demo.configs[toml_name(script, model)]
+    config = build_config(families.config_class(script), read_toml(toml))
+    name = free_demo_name(demo.folder / "output", config.save.output_name or "")  # a training overwrites no file
+    command = [str(kohya), "train", script, "--config_file", str(toml), "--output_name", name]
     pictures = [f"  images    {demo.folder / zorb.NAME}"] if (demo.folder / zorb.NAME).exists() else []
     return [
         f"Everything is in {demo.folder}",
         *pictures,
         f"  configs   {', '.join(path.name for path in demo.configs.values())}",
         f"  results   {demo.folder / 'output'}",
-        f"Next: open the page ({SETUP} gui): Runs has this training, and Try it draws more images with the LoRA.",
+        f"Next: open the page ({SETUP} gui): Runs has this training, and Try it generates more images with the LoRA.",
         "Or change a TOML, and train again:",
         f"  {quote_command(command)}",
     ]

@@ -223,7 +223,7 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
                 raise
             reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
             template = (
-                "The download of {name} was interrupted ({reason}): start it again, it continues where it stopped."
+                "The download of {name} was interrupted ({reason}): start it again; it continues where it stopped."
             )
             raise ConfigError(template, name=file.name, reason=reason) from e
 

@@ -120,7 +120,7 @@ def install(kind: str) -> None:
         say(
             f"The {build} build of PyTorch, as KOHYA_TORCH says."
             if build
-            else "No NVIDIA GPU found: the PyTorch that the package index gives."
+            else "No NVIDIA GPU found: installing PyTorch as the package index offers it."
         )
     # Gigabytes. The CUDA build is the largest, and Windows' CPU build the smallest.
     free, room = (

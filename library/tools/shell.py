@@ -235,12 +235,12 @@ def _add_output_options(
     parser: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None
 ) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
-    text = f"how numbers are stored ({default or 'as in the input'} when not given)"
+    text = f"how numbers are stored (empty: {default or 'as in the input'})"
     parser.add_argument("--dtype", choices=dtypes, default=default, help=text)
 
 
 def _merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("loras", nargs="+", metavar="LORA[=WEIGHT]", help="files with their weights (1 when not given)")
+    parser.add_argument("loras", nargs="+", metavar="LORA[=STRENGTH]", help="files with their strengths (1 if empty)")
     parser.add_argument("--base", type=Path, help="the model to merge into")
     parser.add_argument(
         "--rank", type=int, help="cut the sum to this rank; without it the sum is exact and ranks add up"
@@ -272,7 +272,7 @@ def _extract(parser: argparse.ArgumentParser) -> None:
 def _resize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lora", type=Path, help="the file to make smaller")
     parser.add_argument("--rank", type=int, required=True, help="the largest rank")
-    parser.add_argument("--conv_rank", type=int, help="the same for convolutions (the rank when not given)")
+    parser.add_argument("--conv_rank", type=int, help="the same for convolutions (empty: the rank)")
     parser.add_argument(
         "--method",
         default="fixed",

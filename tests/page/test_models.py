@@ -207,7 +207,7 @@ def test_a_model_is_downloaded_with_its_parts_and_filled_in(visit, served, hub):
     page.locator(".find-models:visible").click()
     dialog = page.locator("dialog.models")
     dialog.get_by_label("Model", exact=True).select_option(label="FLUX.1 dev (23.8 GB)")  # no other test downloads it
-    dialog.get_by_text("This model asks for its licence to be accepted").wait_for()
+    dialog.get_by_text("First accept the licence of this model").wait_for()
     assert dialog.get_by_label("Autoencoder").input_value() == str(vae)
     assert "Download t5xxl_fp16.safetensors (9.8 GB)" in dialog.get_by_label("T5-XXL").inner_text()
     assert (

@@ -379,7 +379,7 @@ def _without_held_out(has_share: bool) -> Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """Images excluded from training, to measure the validation loss."""
+    """Images excluded from training, to measure the held-out loss."""
 
     validation_split: float = opt(
         0.0,
