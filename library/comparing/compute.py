@@ -119,8 +119,10 @@ class FileComparer:
     def _adapters(self) -> torch.device:
         """Compare files on one model."""
         config = plan.model_config(self.config)
-        columns = [Column(str(file.title), ((file.path, 1.0),)) for file in self.comparison.files]
-        files = [*(file.path for file in self.comparison.files), *methods.assistant_lora(self.config)]
+        columns = [
+            Column(str(file.title), () if file.is_base else ((file.path, 1.0),)) for file in self.comparison.files
+        ]
+        files = [*(path for column in columns for path, _ in column.loras), *methods.assistant_lora(self.config)]
         model = generate.open_sampling_model(config, files, self.report)
         sample = self._sampler(model, config, len(columns))
         for number, column in enumerate(columns):
@@ -134,7 +136,7 @@ class FileComparer:
         """Compare files that are whole models."""
         device = torch.device("cpu")
         for number, file in enumerate(self.comparison.files):
-            config = plan.model_config(self.config, file.path)
+            config = plan.model_config(self.config, None if file.is_base else file.path)
             model = generate.open_sampling_model(config, (), self.report)
             sample = self._sampler(model, config)
             self._column(number, Column(str(file.title), ()), model, sample, config)
@@ -189,7 +191,10 @@ class FileComparer:
         elif not encoder:
             comparison.notes.append(Message(NO_ENCODER))
         measured = zip(comparison.files, comparison.losses, comparison.likeness, comparison.copied, strict=True)
-        scores = [FileScore(file.title, loss, likeness, len(copied)) for file, loss, likeness, copied in measured]
+        scores = [
+            FileScore(file.title, loss, likeness, len(copied), file.is_base)
+            for file, loss, likeness, copied in measured
+        ]
         comparison.proposal = proposed(scores, comparison.held_out)
 
     def _look(self, encoder: ImageEncoder, training: Sequence[str], device: torch.device) -> None:

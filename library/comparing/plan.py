@@ -15,6 +15,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, option_values, options_of
 from library.runs import layout, lineage, reader, resume
 from library.sampling import prompts as prompt_files
+from library.sampling.plan import BASE_MODEL
 from library.sampling.prompts import Prompt
 
 COMPARED_KINDS = ("lora", "finetune")  # kinds of trainings whose files can be compared
@@ -40,14 +41,17 @@ LEFT_OUT_SECTIONS = ("compile", "distributed", "network", "log", "hub", "optim")
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A file saved by a run, or the folder of a diffusers model."""
+    """A file saved by a run, or the folder of a diffusers model; `is_base`: the model that the run started from."""
 
     path: Path
     step: int
+    is_base: bool = False
 
     @property
     def title(self) -> Message:
         """Its column title."""
+        if self.is_base:
+            return Message(BASE_MODEL)
         if self.path.stem.endswith(AVERAGE):
             return Message("step {step}, average", step=self.step)
         return Message("step {step}", step=self.step)
@@ -142,6 +146,11 @@ def saved_files_of_run(
         last = len(files) - 1  # counted back from the last file, so that it is always included
         files = [files[last - round(at * last / max(1, max_files - 1))] for at in reversed(range(max_files))]
     return files, notes
+
+
+def base_of_run(config: RunConfig) -> SavedFile:
+    """Return the model that a run started from, which is compared before its files."""
+    return SavedFile(Path(config.model.pretrained_model_name_or_path or ""), 0, is_base=True)
 
 
 def _locate_saved_file(run: reader.RecordedRun, name: str) -> Path | None:

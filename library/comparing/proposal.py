@@ -18,6 +18,7 @@ class FileScore:
     loss: float | None
     likeness: float | None
     copies: int  # number of training images that its samples nearly copy
+    is_base: bool = False  # measured for comparison, and never proposed
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     """Return the file with the lowest loss among those that copy the fewest training images; without losses the most
     similar one. `held_out`: no file was trained on the images of its loss.
     """
-    losses = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None]
+    losses = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None and not score.is_base]
     if not losses:
         return _by_likeness(scores)
     fewest_copies = min(scores[at].copies for _, at in losses)
@@ -48,13 +49,19 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
             Message("lowest held-out loss") if held_out else Message("lowest loss on images that it was trained on")
         ]
     parts += _about_copies(scores, best)
+    if any(score.is_base and score.loss is not None and score.loss <= min(losses)[0] for score in scores):
+        parts.append(Message("no file has a lower loss than the base model"))
     if not held_out:
         parts.append(Message("such a loss favours later files: hold images out with validation_split"))
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
 def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
-    candidates = [(score.copies, -score.likeness, at) for at, score in enumerate(scores) if score.likeness is not None]
+    candidates = [
+        (score.copies, -score.likeness, at)
+        for at, score in enumerate(scores)
+        if score.likeness is not None and not score.is_base
+    ]
     if not candidates:
         return ProposedFile(None, Message("Nothing could be measured: choose by the images."))
     best = min(candidates)[-1]
@@ -68,7 +75,7 @@ def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:
         pictures = counted(scores[best].copies, "training image")
         return [Message("it copies {pictures}, and no other file fewer", pictures=pictures)]
     later = max((score.copies for score in scores[best + 1 :]), default=0)
-    earlier = max((score.copies for score in scores[:best]), default=0)
+    earlier = max((score.copies for score in scores[:best] if not score.is_base), default=0)
     arguments = []
     if later:
         arguments.append(Message("later files copy {pictures}", pictures=counted(later, "training image")))

@@ -41,8 +41,9 @@ def build_compare_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     arguments = Arguments(
         "kohya compare",
-        description="Compare the files that a run has saved: images with the same seeds, held-out loss, likeness to "
-        "the training images, copies of them, and which file to take. Waits while a training uses the GPU.",
+        description="Compare the files that a run has saved with each other and with the base model: images with the "
+        "same seeds, held-out loss, likeness to the training images, copies of them, and which file to take. Waits "
+        "while a training uses the GPU.",
     )
     arguments.add_argument(
         "run", nargs="?", default="", metavar="RUN", help="a run's id or folder; else the newest one"

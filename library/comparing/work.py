@@ -10,7 +10,7 @@ from library.adapter_files.storage import silent
 from library.comparing import compute, encoder, plan
 from library.comparing.compute import Comparison
 from library.comparing.plan import SavedFile
-from library.config.problems import ConfigError, Problem, Report, collecting
+from library.config.problems import ConfigError, Message, Problem, Report, collecting
 from library.config.run_config import RunConfig
 from library.downloads import hub_files
 from library.families.shared import tokenizers
@@ -40,17 +40,28 @@ def compare_files(
         images, unread = compute.survey_run_images(config, report)
         prompts = requested_prompts or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
         prompts = with_one_seed(prompts, arguments.seed)
-        check_image_count(len(files), prompts)
+        check_image_count(1 + len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
+        base, without_base = _base_model(config, prompts)
         config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
         config = base_files.with_all_files(config, report)
         folder = new_folder(run.folder)
-        comparison = Comparison(run.id, folder, files, [*notes, *damaged, *unread])
+        comparison = Comparison(run.id, folder, [*base, *files], [*notes, *damaged, *unread, *without_base])
 
         def store(current: Comparison) -> None:
             work.store(current.as_json())
 
         return compute.FileComparer(config, images, prompts, comparison, report, store)(eye)
+
+
+def _base_model(config: RunConfig, prompts: list[Prompt]) -> tuple[list[SavedFile], list[Message]]:
+    """Return the model that a run started from; a note instead if it cannot be opened, which only a whole model does
+    without.
+    """
+    problems = () if config.adapters else [*generate.find_problems(plan.model_config(config), prompts)]
+    for problem in problems:
+        return [], [Message("The base model is left out ({why}).", why=problem)]
+    return [plan.base_of_run(config)], []
 
 
 def find_problems(
@@ -82,7 +93,7 @@ def _find_in_config(
     prompts = requested_prompts
     with collecting(found):
         prompts = prompts or plan.prompts_of_run(run, config) or _prompts_of_captions(config)
-        check_image_count(len(files), prompts)
+        check_image_count(1 + len(files), prompts)
     with collecting(found):
         opened = plan.model_config(config, None if config.adapters or not files else files[0].path)
         found += generate.find_problems(opened, prompts)

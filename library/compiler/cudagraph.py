@@ -281,6 +281,8 @@ class GraphedModel:
 
     def begin_again(self) -> None:
         """Free all recordings and reset all decisions, before steps with other settings."""
+        if self.why_not:
+            logger.info("CUDA graphs are tried again, as the next steps may need less memory")
         self.why_not, self.lacks_memory, self._paid = "", False, False
         self._release(MAX_SIZES)
 

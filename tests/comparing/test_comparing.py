@@ -1,6 +1,7 @@
 """Which of a run's files is best: the loss of the training's own validation, copies, likeness, and a proposal."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,16 +89,16 @@ def test_the_middle_file_is_proposed_as_its_held_out_loss_is_the_lowest(trained,
     comparison = compared(trained.folder, "--prompt", PROMPT)
     validated = {event["step"]: event["loss"] for event in trained.events("validation")}
     assert (
-        comparison["columns"] == ["step 1", "step 2", "step 3"]
+        comparison["columns"] == ["base model", "step 1", "step 2", "step 3"]
         and comparison["held_out"]
         and comparison["rows"] == ["a cat"]
     )
-    assert comparison["losses"][1] == pytest.approx(validated[2], rel=1e-4)
-    assert comparison["losses"][1] < min(comparison["losses"][0], comparison["losses"][2])
-    assert comparison["copies"] == [["", "", learned]]
+    base, first, middle, last = comparison["losses"]
+    assert middle == pytest.approx(validated[2], rel=1e-4) and middle < min(base, first, last)
+    assert comparison["copies"] == [["", "", "", learned]]
     reason = "step 2: lowest held-out loss; later files copy 1 training image"
-    assert comparison["proposal"] == {"column": 1, "reason": reason} and reason in capsys.readouterr().out
-    assert comparison["likeness"] == [None] * 3 and any("--encoder dinov2" in note for note in comparison["notes"])
+    assert comparison["proposal"] == {"column": 2, "reason": reason} and reason in capsys.readouterr().out
+    assert comparison["likeness"] == [None] * 4 and any("--encoder dinov2" in note for note in comparison["notes"])
     assert all(Path(name).is_file() for name in (*comparison["files"][0], comparison["grid"]))
     stored = layout.load_facts(next(trained.folder.glob("compare-*")) / compute.COMPARISON)
     assert isinstance(stored["proposal"]["reason"], Message)  # the page can translate it
@@ -144,6 +145,10 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
         ([(None, 0.2, 0), (None, 0.5, 0)], False, 1, "most like the training images"),
         ([(None, None, 0)], False, None, "Nothing could be measured"),
         ([(2, None, 1), (1, None, 1)], True, 1, "it copies 1 training image"),
+        ([(0.5, None, 0, True), (2, None, 0), (1, None, 0)], True, 2, "no file has a lower loss than the base model"),
+        ([(3, None, 9, True), (2, None, 0), (1, None, 0)], True, 2, "step 2: lowest held-out loss"),
+        ([(None, 0.9, 0, True), (None, 0.2, 1)], False, 1, "it copies 1 training image, and no other file fewer"),
+        ([(1, None, 0, True), (None, None, 0)], True, None, "Nothing could be measured"),
     ],
 )
 def test_a_proposal_says_why(scores, held_out, column, said):
@@ -183,11 +188,16 @@ def test_every_family_is_compared_with_prompts_of_its_captions(shallow, images, 
     assert len(comparison["rows"]) <= compute.PROMPTS_FROM_CAPTIONS and all(
         row.startswith("zorb toy") for row in comparison["rows"]
     )
-    assert comparison["losses"][0] > 0 and not comparison["held_out"] and comparison["proposal"]["column"] == 0
+    assert comparison["columns"] == ["base model", "step 1"] and comparison["losses"][0] != comparison["losses"][1] > 0
+    assert not comparison["held_out"] and comparison["proposal"]["column"] == 1
     assert any("held no images out" in str(note) for note in comparison["notes"])
 
 
-def test_whole_models_are_columns(shallow, images, tmp_path):  # noqa: F811
+def replace_base(config, path):
+    return replace(config, model=replace(config.model, pretrained_model_name_or_path=str(path)))
+
+
+def test_whole_models_are_columns_beside_their_base_while_it_is_there(shallow, images, tmp_path, monkeypatch):  # noqa: F811
     config = config_of(
         shallow,
         "flux_train",
@@ -200,8 +210,13 @@ def test_whole_models_are_columns(shallow, images, tmp_path):  # noqa: F811
     )
     outcome = train(config)
     comparison = compared(outcome.folder, "--prompt", PROMPT)
-    assert comparison["columns"] == ["step 1", "step 2"] and comparison["losses"][0] != comparison["losses"][1]
-    assert len({Path(name).read_bytes() for name in comparison["files"][0]}) == 2
+    assert comparison["columns"] == ["base model", "step 1", "step 2"] and len({*comparison["losses"]}) == 3
+    assert len({Image.open(name).tobytes() for name in comparison["files"][0]}) == 3
+    base = Path(config.model.pretrained_model_name_or_path)
+    monkeypatch.setattr(plan, "config_of_run", lambda run: replace_base(config, base.with_name("gone.safetensors")))
+    without = compared(outcome.folder, "--prompt", PROMPT)
+    assert without["columns"] == ["step 1", "step 2"] and without["losses"] == comparison["losses"][1:]
+    assert any("The base model is left out (" in note for note in without["notes"])
 
 
 def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp_path):  # noqa: F811
@@ -287,7 +302,7 @@ def test_the_loss_is_that_of_the_runs_own_validation(shallow, images, tmp_path, 
     outcome = train(config)
     comparison = compared(outcome.folder, "--prompt", PROMPT)
     measured = outcome.events("validation")[-1]["loss"]
-    assert comparison["held_out"] and comparison["losses"] == [pytest.approx(measured, rel=1e-4)]
+    assert comparison["held_out"] and comparison["losses"][1:] == [pytest.approx(measured, rel=1e-4)]
 
 
 def test_an_encoder_adds_likeness_and_marks_copies(trained, images, tmp_path, monkeypatch):
@@ -298,8 +313,8 @@ def test_an_encoder_adds_likeness_and_marks_copies(trained, images, tmp_path, mo
         trained.folder, "--prompt", PROMPT, "--files", "1", "--encoder", str(tiny_encoder(tmp_path / "eye"))
     )
     assert (
-        comparison["columns"] == ["step 3"]
-        and comparison["copies"] == [[learned]]
+        comparison["columns"] == ["base model", "step 3"]
+        and comparison["copies"][0][1] == learned
         and -1 <= comparison["likeness"][0] <= 1
     )
     assert not any("--encoder" in note for note in comparison["notes"])
@@ -358,7 +373,7 @@ def test_everything_wrong_is_said_at_once_and_before_a_gpu_is_waited_for(shallow
 def test_seeds_of_a_comparison_are_stored_with_it(trained, seed):
     comparison = compared(trained.folder, "--prompt", "a cat --w 64 --h 64 --s 1", "--seed", seed, "--files", "1")
     (used,) = comparison["seeds"]
-    with Image.open(comparison["files"][0][0]) as image:
+    with Image.open(comparison["files"][0][1]) as image:
         assert used >= 0 and f"Seed: {used}," in image.text["parameters"]
     again = compared(trained.folder, "--prompt", f"a cat --w 64 --h 64 --s 1 --d {used}", "--files", "1")
-    assert Image.open(again["files"][0][0]).tobytes() == Image.open(comparison["files"][0][0]).tobytes()
+    assert Image.open(again["files"][0][1]).tobytes() == Image.open(comparison["files"][0][1]).tobytes()
