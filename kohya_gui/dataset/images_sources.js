@@ -136,6 +136,8 @@ function give() {
   const { id, title } = chosenTab();
   /** @type {Record<string, string | boolean>} */
   const values = { train_data_dir: folder().value };
+  // A file that describes other images would be used instead of the folder.
+  for (const name of ["dataset_config", "in_json"]) values[name] = setting(name).value;
   for (const name of ["caption_extension", "resolution", "enable_bucket"])
     values[name] = isBox(setting(name)) ? setting(name).checked : setting(name).value;
   for (const [name, value] of Object.entries(values)) {

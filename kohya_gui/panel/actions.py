@@ -19,7 +19,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler
 from library.comparing import plan
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import Message, MessageLike, join_messages
+from library.config.problems import FAILS_AGAIN, Message, MessageLike, Problem, join_messages
 from library.families import RUNS, config_class
 from library.runs import bundle, layout, queue, reader, resume, stop
 from library.trainings import reopening
@@ -48,6 +48,9 @@ def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> st
             state = resume.newest_state(run)
             words = Message("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
             shown = [("resume", words, "primary"), *shown]
+        if _fails_again(run):  # so the settings come first
+            shown = [(act, words, "primary" if act == "open" else "") for act, words, _ in shown]
+            shown.sort(key=lambda button: button[0] != "open")
     buttons_html = "".join(
         f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(str(words))}</button>'
         for act, words, kind in shown
@@ -67,6 +70,11 @@ def _stopping_text(run: reader.RecordedRun, how: str) -> MessageLike:
     if following is None:
         return stop.answer_to(run, how)
     return join_messages([stop.answer_to(run, how), Message("Then the queue starts {name}.", name=following.name)], " ")
+
+
+def _fails_again(run: reader.RecordedRun) -> bool:
+    error = run.facts.get("error")
+    return run.state == "failed" and isinstance(error, Problem) and error.code == FAILS_AGAIN
 
 
 def _has_prompts(sample_settings: JsonMapping) -> bool:

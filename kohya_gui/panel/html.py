@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue, as_float
-from library.config.problems import Message, MessageLike, counted, join_messages
+from library.config.problems import Message, MessageLike, counted, join_messages, without_flags
 from library.runs import explain, layout, machine, stop
 from library.runs.durations import duration_in_words, local_time
 from library.runs.gpu_log import SPILLED
@@ -135,9 +135,9 @@ def _deleted(run: RecordedRun) -> str:
 def _failure(run: RecordedRun) -> str:
     if run.state not in ("failed", "interrupted") or not run.error:
         return ""
-    advice = explain.cause(str(run.error)) or run.error
+    advice = explain.advice(run.error)
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in str(advice).splitlines() if line.strip())
-    details = "" if str(advice) == str(run.error) else f"<small>{html.escape(str(run.error))}</small>"
+    details = "" if str(advice) == str(without_flags(run.error)) else f"<small>{html.escape(str(run.error))}</small>"
     return f'<div class="cause" role="alert"{data(advice)}><ul>{lines}</ul>{details}</div>'
 
 

@@ -58,6 +58,20 @@ export function grow(list) {
 }
 
 /**
+ * Put files with their weights into an empty list.
+ * @param {HTMLElement} list
+ * @param {unknown} text as `valueToSend` returns it
+ */
+function putFiles(list, text) {
+  if (typeof text !== "string") return;
+  for (const line of text.split("\n").filter(Boolean)) {
+    const at = line.lastIndexOf("="), inputs = all(list, ".file", HTMLElement).at(-1)?.querySelectorAll("input");
+    if (inputs) [inputs[0].value, inputs[1].value] = [line.slice(0, at), line.slice(at + 1)];
+    grow(list);
+  }
+}
+
+/**
  * @param {Job} job
  * @param {boolean} open whether its output is shown at once
  */
@@ -215,7 +229,7 @@ function bindTexts(list, field) {
  */
 function keep(block, forms) {
   const key = `command-${block.dataset.command}`;
-  /** @type {Record<string, string | boolean>} */
+  /** @type {Record<string, any>} */
   let stored = {};
   try {
     stored = JSON.parse(localStorage.getItem(key) ?? "{}");
@@ -223,6 +237,8 @@ function keep(block, forms) {
   for (const form of forms)
     for (const field of all(form, "[data-field]").filter(isField))
       if (field.id in stored) setValue(field, stored[field.id]);
+  const lists = forms.flatMap((form) => all(form, ".files[data-field]"));
+  for (const list of lists) putFiles(list, stored[list.id]);
   const which = all(block, "input[type=radio]", HTMLInputElement).find(({ value }) => value === stored.which);
   which?.click();
   for (const list of all(block, "[data-fills]", HTMLSelectElement))
@@ -231,6 +247,7 @@ function keep(block, forms) {
     const entries = forms
       .flatMap((form) => all(form, "[data-field]").filter(isField))
       .map((field) => [field.id, fieldValue(field)]);
+    entries.push(...lists.map((list) => [list.id, valueToSend(list)]));
     const chosen = all(block, "input[type=radio]", HTMLInputElement).find(({ checked }) => checked);
     try {
       localStorage.setItem(key, JSON.stringify({ ...Object.fromEntries(entries), which: chosen?.value ?? "" }));

@@ -60,6 +60,7 @@ class ToolCommands:
         if forms is MASK:  # writes beside the named folder
             paths.allowed_path(str(usual_folder(Path(words[2]))), self.roots, "mask folder", is_new=True)
         refuse_second(forms.command)
+        refuse_same_file(forms.command, words)
         return job_status(jobs.start_job(forms.command, words))
 
     def read(self, request: ApiRequest) -> JsonObject:
@@ -127,6 +128,18 @@ def refuse_second(kind: str) -> None:
         )
 
 
+def refuse_same_file(kind: str, words: Sequence[str]) -> None:
+    """Raise ConfigError for a new file that a running job of this kind writes, such as after a double click."""
+    new_file = _new_file(words)
+    writing = (job for job in jobs.jobs_of_kinds(kind) if job.active and new_file)
+    if any(_new_file(job.facts.get("arguments", ())) == new_file for job in writing):
+        raise ConfigError("{path} is being written already: wait until that has ended, or stop it", path=new_file)
+
+
+def _new_file(words: Sequence[str]) -> str:
+    return next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), "")
+
+
 def _run_name(run_id: str) -> str:
     try:
         return reader.find_run(run_id).name
@@ -137,7 +150,7 @@ def _run_name(run_id: str) -> str:
 def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *words = *job.facts.get("arguments", ()), "", ""
-    out = next((word.removeprefix("--out=") for word in words if word.startswith("--out=")), "")
+    out = _new_file(words)
     about = out or next((word for word in words if word and not word.startswith("--")), "")
     about = _run_name(name) if command == "compare" else about
     result = job.result if job.kind in ("tools", "sample") else {}
@@ -257,7 +270,7 @@ def tools_tab_html() -> str:
     about = Message(template, families=families.titles())
     return (
         f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
-        f'{forms_html(FORMS)}<div class="bar-of"><button '
+        f'{forms_html(FORMS, keeps=True)}<div class="bar-of"><button '
         'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
         '<div class="jobs"></div></div>'
     )

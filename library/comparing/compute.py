@@ -34,7 +34,10 @@ COMPARISON = "comparison.json"
 PROMPTS_FROM_CAPTIONS = 4  # prompts made from captions
 MAX_ENCODED_IMAGES = 200  # training images to encode
 MAX_HASHED_IMAGES = 2000  # training images to hash
-NO_ENCODER = "Likeness to the training images was not measured: add --encoder dinov2 (downloaded once, 350 MB)."
+NO_ENCODER = (
+    "Likeness to the training images was not measured: that takes an image encoder, such as DINOv2 (--encoder dinov2, "
+    "downloaded once, 350 MB)."
+)
 
 
 @dataclass

@@ -9,6 +9,8 @@ CLOSE = 0.002  # losses within this share of the lowest count as equal
 FEWEST_COPIES = "lowest held-out loss of the files that copy the fewest training images"
 FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training images"
 
+ONLY_FILE = "{file} is the only saved file: with a lower save_every_n_steps there are several to compare"
+
 
 @dataclass(frozen=True)
 class FileScore:
@@ -36,6 +38,8 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     losses = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None and not score.is_base]
     if not losses:
         return _by_likeness(scores)
+    if len(scores) == 1:
+        return ProposedFile(0, Message(ONLY_FILE, file=scores[0].title))
     fewest_copies = min(scores[at].copies for _, at in losses)
     candidates = [(loss, at) for loss, at in losses if scores[at].copies == fewest_copies]
     lowest, best = min(candidates)

@@ -19,6 +19,7 @@ FLAG = "--"  # the place of an option of a command line
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
 FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a plain field, and a brace that is neither
+FAILS_AGAIN = "again"  # code of an error of a training that the same settings are likely to cause again
 PROBLEM_FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
 
@@ -232,6 +233,16 @@ def with_labels(message: Message, labels: Mapping[str, str]) -> Message:
     }
     if isinstance(message, Problem):
         return message.replaced(**inner)
+    return message._with(inner) if inner else message
+
+
+def without_flags(message: "MessageLike") -> "MessageLike":
+    """Return a message whose options are not written as flags, for readers of a form. Plain text stays."""
+    if not isinstance(message, Message):
+        return message
+    inner = {name: without_flags(value) for name, value in message.arguments.items() if isinstance(value, Message)}
+    if isinstance(message, Problem):
+        return message.replaced(place="" if message.place == FLAG else message.place, **inner)
     return message._with(inner) if inner else message
 
 

@@ -22,7 +22,7 @@ from library.data import cache_files, identity, stamps
 from library.data.buckets import BucketFit, Size, crop_ltrb
 from library.data.cache_files import BROKEN, CacheFile
 from library.data.folders import UPRIGHT
-from library.data.pixels import AS_STORED, Decoding
+from library.data.pixels import AS_STORED, Decoding, missing_folder
 from library.families.base import LatentCache, TextCache
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ def _still_same_image(file: CacheFile, entry: LatentEntry, tail: str) -> bool:
 def unreadable_cache(file: str | Path, error: Exception) -> ConfigError:
     """Return the error for a cache that is unreadable when it is needed."""
     if isinstance(error, FileNotFoundError):
-        return ConfigError(
+        return missing_folder(file) or ConfigError(
             "{file} is missing: it was there when the training started; start again, it will be made again", file=file
         )
     return ConfigError(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Sides of reference images are multiples of this many pixels: one token of all models that take them.
 SIDE_MULTIPLE = 16
+DRAWN_MASKS = 8  # for each image without a mask, as a fix: several, as one would always be painted in the same place
 UNLIMITED = (1 << 16, 1 << 16)
 NUMBERED = re.compile(r"(.+)_(\d+)")
 
@@ -75,6 +76,7 @@ def find_missing_controls(survey: "Survey") -> Iterator[Problem]:
         yield about_images(
             "there is no mask of what is to be painted for {count}: {images}; name their folder as "
             "conditioning_data_dir of the images, set alpha_mask, or let random_masks draw some",
+            fix={"random_masks": DRAWN_MASKS},
             **_count_and_examples(survey.unmasked),
         )
     for (option_folder, folder), images in survey.unpaired.items():

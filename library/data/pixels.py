@@ -142,6 +142,14 @@ def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
         return False
 
 
+def missing_folder(path: str | Path) -> ConfigError | None:
+    """Return the error for a file whose whole folder has gone during a training; None if the folder is there."""
+    if (folder := Path(path).absolute().parent).is_dir():
+        return None
+    template = "{folder} is missing: it was there when the training started; put it back under this name"
+    return ConfigError(template, folder=folder)
+
+
 def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False) -> np.ndarray:
     """Decode an image to RGB, or RGBA.
 
@@ -155,7 +163,8 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
                 return np.asarray(_over(oriented, how.ground, alpha))
             return np.asarray(_eight_bit(oriented).convert("RGBA" if alpha else "RGB"))
     except FileNotFoundError:
-        raise ConfigError("{path} is missing: it was there when the training started", path=path) from None
+        missing = ConfigError("{path} is missing: it was there when the training started", path=path)
+        raise missing_folder(path) or missing from None
     except Exception as e:
         raise ConfigError(
             "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)

@@ -297,7 +297,8 @@ def _cropped(images: list[Image]) -> Iterator[Problem]:
     }
     for has_own_size, template in advised.items():
         own = [i for i in images if has_own_size == bool(i.subset.no_resize_control or i.subset.control_resolution)]
-        references = [control for i in own for control in i.controls if not control.is_masked]
+        # Without its mask, an image of FLUX.1 Fill is its own control image.
+        references = [c for i in own for c in i.controls if not c.is_masked and c.path != i.path]
         yield from _much_cut({control.path: max(control.fit.cut) for control in references}, template)
 
 

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from library.config.problems import Message, MessageLike
+from library.config.problems import Message, MessageLike, without_flags
 
 _TABLES = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text(encoding="utf-8"))
 # (pattern, advice) for exceptions, and for messages of processes that ended without one
@@ -17,6 +17,11 @@ SAID = re.compile(r"(?:^error: .+\n?)+", re.M)  # the format in which our script
 EXCEPTION = re.compile(r"^(?:[\w]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.M)
 MAX_MESSAGE_LENGTH = 2000  # maximum characters of an exception's message
 LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.elastic")
+
+
+def advice(error: MessageLike) -> MessageLike:
+    """Return what a page shows of a run's error: its known cause, or itself, with the names of options as in a form."""
+    return cause(str(error)) or without_flags(error)
 
 
 def cause(log: str) -> MessageLike | None:

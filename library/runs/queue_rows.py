@@ -79,7 +79,7 @@ def _row(
         script=entry.script,
         state=state,
         waits=entry.waits,
-        why=(explain.cause(str(why)) or why) if state != "finished" else "",
+        why=explain.advice(why) if state != "finished" else "",
         run=entry.run,
         gpus=tuple(str(device) for device in devices if device != gpu_slots.CPU),
         gpu_count=gpu_slots.wanted_processes(entry.how),

@@ -288,11 +288,17 @@ def _resize(parser: argparse.ArgumentParser) -> None:
 def _metadata(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="the .safetensors file")
     parser.add_argument("--json", action="store_true", help="show as JSON")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="ss_* and modelspec.* keys")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="ss_* and modelspec.* keys, such as modelspec.title=Zorb",
+    )
     parser.add_argument(
         "--remove", action="append", default=[], metavar="KEY", help="a key, or all that begin like it: ss_*"
     )
-    parser.add_argument("--out", type=Path, help="the new file")
+    parser.add_argument("--out", type=Path, help="the new file; not needed to show the metadata")
     parser.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
     parser.add_argument("--yes", action="store_true")
 

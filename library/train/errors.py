@@ -9,7 +9,7 @@ import torch
 
 from library.config import phases
 from library.config.environment import first_process, lacks_memory
-from library.config.problems import ConfigError, Message, MessageLike, either
+from library.config.problems import FAILS_AGAIN, ConfigError, Message, MessageLike, Problem, either
 from library.config.run_config import RunConfig
 from library.data.folders import some
 from library.data.not_finite import NotFiniteError
@@ -46,13 +46,13 @@ def explain_error(error: BaseException, config: RunConfig, doing: Message, newes
     """
     if isinstance(error, torch.OutOfMemoryError):
         if not (ways := [*_smaller(config, doing)]):
-            return ConfigError("the GPU ran out of memory ({doing}){then}", doing=doing, then=_go_on(newest))
-        return ConfigError(
+            return _failing_again("the GPU ran out of memory ({doing}){then}", doing=doing, then=_go_on(newest))
+        return _failing_again(
             "the GPU ran out of memory ({doing}): {ways}{then}", doing=doing, ways=either(ways), then=_go_on(newest)
         )
     if lacks_memory(error):
         ways = Message("use fewer data loader workers, cache to disk instead of in memory, or close other programs")
-        return ConfigError(
+        return _failing_again(
             "the computer ran out of CPU memory ({doing}): {ways}{then}", doing=doing, ways=ways, then=_go_on(newest)
         )
     if isinstance(error, NotFiniteError):
@@ -62,6 +62,10 @@ def explain_error(error: BaseException, config: RunConfig, doing: Message, newes
     if torch.distributed.is_initialized() and any(sign in str(error) for sign in TIMEOUT_SIGNS):
         return process_silent(doing, newest)
     return error
+
+
+def _failing_again(template: str, **arguments: Any) -> ConfigError:
+    return ConfigError(Problem("", template, code=FAILS_AGAIN, **arguments))
 
 
 def damaged_model(error: NotFiniteError) -> ConfigError:
@@ -122,8 +126,8 @@ class NonFiniteWatch:
 
 def non_finite_message(
     what: str, line: Mapping[str, Any], images: list[str], config: RunConfig, newest: Newest
-) -> Message:
-    """Return the message about a loss or gradient that is NaN or infinite; `images` are those with such a loss."""
+) -> Problem:
+    """Return the problem of a loss or gradient that is NaN or infinite; `images` are those with such a loss."""
     ways = [Message("lower the learning rate")]
     if config.precision.mixed_precision == "fp16":
         ways.append(Message("use mixed_precision bf16, whose range is larger"))
@@ -138,7 +142,8 @@ def non_finite_message(
         value = line["loss"] if what == "loss" else line["grad_norm"]
         problem = Message(NOT_FINITE[f"{what} {'NaN' if math.isnan(value) else 'infinite'}"], step=line["step"])
     problem = Message("{number} with {images}", number=problem, images=some(images, 8)) if images else problem
-    return Message("{about}: {ways}{then}", about=problem, ways=either(ways), then=_go_on(newest))
+    then = _go_on(newest)
+    return Problem("", "{about}: {ways}{then}", about=problem, ways=either(ways), then=then, code=FAILS_AGAIN)
 
 
 def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: Newest) -> MessageLike:
@@ -149,7 +154,7 @@ def weights_problem(parameters: list[torch.nn.Parameter], step: int, newest: New
     if all(torch.stack(flags).all() for flags in finite_flags.values()):
         return ""
     template = "after step {step} the weights hold NaN or infinity: lower the learning rate{then}"
-    return Message(template, step=step, then=_go_on(newest))
+    return Problem("", template, step=step, then=_go_on(newest), code=FAILS_AGAIN)
 
 
 def _smaller(config: RunConfig, doing: Message) -> Iterator[MessageLike]:
@@ -177,5 +182,5 @@ def _go_on(newest: Newest) -> MessageLike:
     if state := newest.get("state"):
         return Message("; resume from {state}", state=state)
     if file := newest.get("file"):
-        return Message("; the last good file is {file}", file=file)
+        return Message("; the last saved file is {file}", file=file)
     return ""

@@ -144,6 +144,7 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
         ([(2, None, 0), (1, None, 0)], False, 1, "trained on; such a loss favours later files"),
         ([(None, 0.2, 0), (None, 0.5, 0)], False, 1, "most like the training images"),
         ([(None, None, 0)], False, None, "Nothing could be measured"),
+        ([(2, None, 0)], False, 0, "step 0 is the only saved file: with a lower save_every_n_steps"),
         ([(2, None, 1), (1, None, 1)], True, 1, "it copies 1 training image"),
         ([(0.5, None, 0, True), (2, None, 0), (1, None, 0)], True, 2, "no file has a lower loss than the base model"),
         ([(3, None, 9, True), (2, None, 0), (1, None, 0)], True, 2, "step 2: lowest held-out loss"),

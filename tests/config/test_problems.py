@@ -7,7 +7,15 @@ import pytest
 
 from library.check.report import Finding
 from library.config.building import build_config, draft, working_fix
-from library.config.problems import ConfigError, Message, Problem, ngettext, problem_from_json
+from library.config.problems import (
+    ConfigError,
+    Message,
+    Problem,
+    join_messages,
+    ngettext,
+    problem_from_json,
+    without_flags,
+)
 from library.families import config_class
 from tests import source
 
@@ -37,6 +45,14 @@ def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
     for ending in ("and seed exclude each other", "= 3 needs seed", "(3) must be below seed"):  # no sentences
         below = Problem("resume", ending, place="--").about.capitalized()
         assert str(below) == f"resume {ending}" and problem_from_json(below.as_json()) == below
+
+
+def test_options_are_no_flags_for_readers_of_a_form():
+    flag = Problem("ae", ": {path} does not exist", path="--a", place="--")
+    in_file = Problem("ae", "is wrong", place="in a.toml: ")
+    assert str(without_flags(flag)) == "ae: --a does not exist" and without_flags(in_file) == in_file
+    assert str(without_flags(join_messages([flag, in_file], "\n"))) == "ae: --a does not exist\nin a.toml: ae is wrong"
+    assert without_flags("--ae is text") == "--ae is text"
 
 
 def test_an_error_holds_problems_and_says_them_in_lines():

@@ -235,6 +235,16 @@ def test_what_is_missing_is_reported_before_anything_is_loaded(pairs, use):
     assert "second does not exist: name the folder of reference images" in said and "has no reference" not in said
 
 
+def test_masks_can_be_drawn_where_none_are_and_the_image_is_not_its_own_reference(tmp_path, use):
+    """FLUX.1 Fill is shown the image around the mask; it has no size of its own that could be set."""
+    use(inpaints=True)
+    make.folder(tmp_path, "images", ((64, 64), (160, 64)))
+    check = data.check_data(toml(tmp_path, controls=False), 16)
+    assert [problem.fix for problem in check.problems] == [{"random_masks": 8}]
+    said = [str(note) for note in check.warnings]
+    assert any("1 image cropped by more than" in note for note in said) and not any("shown to" in note for note in said)
+
+
 def test_batches_have_one_size_of_references_and_sizes_count_them(pairs):
     images = data.scan(toml(pairs, "no_resize_control = true", "batch_size = 4"))
     batches = Batches(images, toml(pairs, "no_resize_control = true", "batch_size = 4"), 1)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from library.config.problems import ConfigError
-from library.data import augment, pixels
+from library.data import augment, caches, pixels
 from library.data.buckets import BucketFit
 from tests.data import make
 
@@ -123,3 +123,20 @@ def test_a_png_whose_text_alone_is_damaged_can_be_trained(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:-12] + b"\0\0\0\4tIMEabcd\0\0\0\0" + content[-12:])
     assert pixels.read_pixels(path).shape and pixels.check_file(str(path)) == ""
+
+
+@pytest.mark.parametrize("name", ["a.png", "a_te_outputs.npz"])
+def test_a_folder_that_is_renamed_during_a_training_is_named_instead_of_its_files(tmp_path, name):
+    """A cache in it is not made again by a new start, as was said of it."""
+
+    def said(path):
+        error = caches.unreadable_cache(path, FileNotFoundError()) if path.suffix == ".npz" else None
+        with pytest.raises(ConfigError) as raised:
+            raise error or pixels.read_pixels(path)
+        return str(raised.value)
+
+    assert said(tmp_path / name).startswith(f"{tmp_path / name} is missing: it was there")
+    gone = said(tmp_path / "data" / name)
+    assert (
+        gone == f"{tmp_path / 'data'} is missing: it was there when the training started; put it back under this name"
+    )

@@ -169,6 +169,19 @@ def test_three_tools_may_run_at_once(page):
         commands.refuse_second("tools")
 
 
+@pytest.mark.parametrize("name", READ)
+def test_a_file_that_a_tool_is_writing_is_not_begun_twice(page, tmp_path, name):
+    """A double click on Run began the work twice, and the second process failed at its end."""
+    root = (tmp_path / "root").resolve()
+    others = {field: text.format(root) for field, text in OTHERS.get(name, {}).items()}
+    values = {READ[name]: f"{root}/a.safetensors", **others}
+    running("tools", "tools", name, f"--out={root}/new.safetensors")
+    with pytest.raises(ConfigError, match=r"new.safetensors is being written already: wait until"):
+        begin(page, name, **values, out="new.safetensors")
+    begin(page, name, **values, out="other.safetensors")
+    assert len(page.started) == 1
+
+
 @pytest.mark.parametrize(
     ("command", "name", "values", "label"),
     [

@@ -15,9 +15,9 @@ from PIL import Image
 
 from kohya_gui.panel import actions
 from library.config.building import build_config
-from library.config.problems import ConfigError
+from library.config.problems import FAILS_AGAIN, ConfigError, Problem
 from library.families import config_class
-from library.runs import queue, reader, start
+from library.runs import explain, queue, reader, start
 from library.runs.record import Record
 from library.trainings import reopening
 from tests import fork_server
@@ -339,6 +339,19 @@ def test_options_that_this_version_does_not_have_are_named_where_a_run_is_opened
     assert words in str(note)
     monkeypatch.setattr(start, "begin_job", lambda job: "the-new-run")
     assert words in str(reopening.resume_run(run).said)
+
+
+@pytest.mark.parametrize(("code", "first"), [(FAILS_AGAIN, "open"), ("", "resume")])
+def test_settings_come_first_where_the_same_ones_would_fail_again(tmp_path, monkeypatch, code, first):
+    monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
+    error = ConfigError(Problem("ae", ": {path} is too large", path="a", place="--", code=code))
+    with pytest.raises(ConfigError), Record.start({}, SCRIPT, tmp_path / "out", "cat", "FLUX.1 LoRA") as record:
+        raise error
+    run = reader.find_run(record.id)
+    acts = re.findall(r'class="(\w*)" data-act="(\w+)"', actions.buttons(run, [run]))
+    assert acts[0] == ("primary", first) and [kind for kind, _ in acts].count("primary") == 1
+    assert {"open", "resume", "bundle"} == {act for _, act in acts}
+    assert str(explain.advice(run.error)) == "ae: a is too large"  # no flag, which nobody types in a page
 
 
 def test_a_run_from_a_shell_is_gone_on_with_once_and_where_it_was(tmp_path, monkeypatch):

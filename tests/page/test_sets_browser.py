@@ -171,6 +171,41 @@ def test_regularisation_and_dataset_file_of_a_tab_can_be_opened_alone(visit, ima
     assert not page.locator(".images .panels").is_visible()
 
 
+@pytest.mark.parametrize("kind", ["dataset_config", "in_json"])
+def test_a_folder_that_is_given_to_a_form_is_the_one_that_it_trains(visit, images, kind):
+    """A file of other images stayed in the form, so the folder had no effect."""
+    other = images.parent / f"{images.name}.{'toml' if kind == 'dataset_config' else 'json'}"
+    other.write_text(
+        "{}" if kind == "in_json" else "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir='x'\n"
+    )
+    visitor = visit()
+    page = go(visitor, "Data")
+    page.locator("#images-folder").fill(str(images))
+    visitor.click("Open folder")
+    page.locator(".images article").first.wait_for()
+    visitor.put(**{kind: str(other)})
+    visitor.click("Use this folder in that tab")
+    visitor.until("The LoRA tab has this folder now")
+    values = visitor.held()["values"]
+    assert values["train_data_dir"] == str(images) and not values[kind]
+
+
+def test_a_tools_form_is_as_it_was_when_the_page_is_opened_again(visit, served):
+    visitor = visit()
+    page = go(visitor, "Tools")
+    page.locator("#tools-merge-loras-first").fill("/a=b.safetensors")
+    page.locator("#tools-merge-loras-1").fill("/b.safetensors")
+    page.locator(".files .weight").nth(1).fill("0.5")
+    page.locator("#tools-merge-out").fill("sum.safetensors")
+    page.locator("#tools-merge-out").blur()
+    visitor.open()
+    page = go(visitor, "Tools")
+    paths = "[...document.querySelectorAll('#tools-merge-loras input:first-of-type')].map((field) => field.value)"
+    page.wait_for_function(f"`${{{paths}}}` === '/a=b.safetensors,/b.safetensors,'")
+    weights = [field.input_value() for field in page.locator("#tools-merge-loras .weight").all()]
+    assert weights == ["1", "0.5", "1"] and page.locator("#tools-merge-out").input_value() == "sum.safetensors"
+
+
 def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     root = served[1]
     first, second = lora(root / "mergeable.safetensors"), lora(root / "second.safetensors", 1)

@@ -17,7 +17,7 @@ from library.adapter_files.storage import FilePlan
 from library.cli import train_script
 from library.config import phases
 from library.config.formats import to_toml
-from library.config.problems import ConfigError, Message
+from library.config.problems import FAILS_AGAIN, ConfigError, Message
 from library.families import config_class
 from library.runs import layout, reader, record
 from library.runs.record import Record
@@ -213,6 +213,16 @@ def test_the_computers_own_memory(config):
         )
     other = ValueError("x")
     assert errors.explain_error(other, *where) is other
+
+
+@pytest.mark.parametrize(
+    ("error", "is_likely_again"),
+    [(torch.OutOfMemoryError("..."), True), (MemoryError(), True), (RuntimeError("Connection reset by peer"), False)],
+)
+def test_errors_say_whether_the_same_settings_fail_again(config, monkeypatch, error, is_likely_again):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    explained = errors.explain_error(error, config(), Message("step 7"), {})
+    assert [problem.code == FAILS_AGAIN for problem in explained.problems] == [is_likely_again]
 
 
 def test_a_process_that_has_ended_is_named_where_there_are_several(config, monkeypatch):

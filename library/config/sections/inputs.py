@@ -221,7 +221,7 @@ class Data:
         label="Background of transparent images",
         advanced=True,
     )
-    masked_loss: bool = opt(False, "Train only the bright areas of masks: set Mask folder, or conditioning_data_dir.")
+    masked_loss: bool = opt(False, "Train only the bright areas of the masks in conditioning_data_dir of the images.")
     alpha_mask: bool = opt(False, "Do not train the transparent areas of images. For cut-out subjects.")
     in_json: str | None = opt(
         None,
