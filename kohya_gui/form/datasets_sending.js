@@ -12,6 +12,9 @@ const IMAGES = "image_dir";
 /** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
 const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
 
+// Folders that the page made for images which were sent before (uploads.py).
+const SENT = /[\\/]kohya[\\/]images[\\/]/;
+
 /**
  * Send files to folders, and show them: to the folder of a row, or else to new ones.
  * @param {Element} box
@@ -25,7 +28,7 @@ export async function send(box, folders, row, name = IMAGES) {
   state.isSending = true;
   try {
     const names = row ? folders.map(() => "") : await namesOf(folders), isApart = names.some(Boolean);
-    const into = row ?? (rows.length === 1 && !isApart ? rows[0] : null);
+    const into = row ?? (isApart ? null : rowToFill(rows));
     const base = await folderFor(box, into, name);
     const { filled, said, refused } = await fill(box, folders, names.map((each) => (each ? `${base}/${each}` : base)));
     if (!filled.length) return showMessage(box, "", refused || "Nothing was sent.");
@@ -62,6 +65,16 @@ async function fill(box, folders, places) {
   }
   const filled = folder.filter((_, at) => outcomes[at].sent.length || outcomes[at].there.length);
   return { filled, ...describe(outcomes, folder) };
+}
+
+/**
+ * The only row, if it takes more images: nothing is added to a user's own folder that was not aimed at.
+ * @param {HTMLElement[]} rows
+ */
+function rowToFill([first, ...others]) {
+  if (!first || others.length) return null;
+  const { image_dir: folder } = textsOf(first);
+  return !folder.trim() || SENT.test(folder) ? first : null;
 }
 
 /**
