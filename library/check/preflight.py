@@ -282,7 +282,7 @@ def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
             "= fp16: the activations of {title} exceed its range, so the loss is likely to become NaN; use {instead}",
             title=facts.title,
             instead=instead,
-            fix=fixes.in_bf16(config),
+            fix=fixes.compute_in_bf16(config),
         )
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
@@ -370,7 +370,7 @@ def _check_machine(config: RunConfig) -> Iterator[Problem]:
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template = ": fp16 needs a GPU, and none was found; use bf16 or no"
-        yield Problem("mixed_precision", template, fix=fixes.in_bf16(config))
+        yield Problem("mixed_precision", template, fix=fixes.compute_in_bf16(config))
     if missing := attention.missing_kernel(device, config.memory.attention_kernel):
         yield missing
     launchers = [launcher for switch, launcher in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]

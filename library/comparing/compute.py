@@ -14,7 +14,7 @@ from library.comparing import encoder as encoders
 from library.comparing import losses, plan
 from library.comparing.encoder import ImageEncoder
 from library.comparing.plan import SavedFile
-from library.comparing.proposal import FileScore, ProposedFile, proposed
+from library.comparing.proposal import FileScore, ProposedFile, propose_file
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Report, counted
 from library.config.run_config import RunConfig
@@ -100,7 +100,7 @@ class FileComparer:
         comparison = self.comparison
         self._measure: losses.HeldOutLoss | None = None
         if self.images is not None:
-            measured_images, comparison.held_out = losses.measured_on(self.images)
+            measured_images, comparison.held_out = losses.choose_measured_images(self.images)
             self._measure = losses.HeldOutLoss(measured_images, self.config)
             if not comparison.held_out:
                 text = "The run held no images out, so the loss is that of {count} that it was trained on."
@@ -190,7 +190,7 @@ class FileComparer:
             comparison.notes.append(Message(NO_ENCODER))
         measured = zip(comparison.files, comparison.losses, comparison.likeness, comparison.copied, strict=True)
         scores = [FileScore(file.title, loss, likeness, len(copied)) for file, loss, likeness, copied in measured]
-        comparison.proposal = proposed(scores, comparison.held_out)
+        comparison.proposal = propose_file(scores, comparison.held_out)
 
     def _look(self, encoder: ImageEncoder, training: Sequence[str], device: torch.device) -> None:
         comparison = self.comparison

@@ -28,13 +28,13 @@ class ProposedFile:
     reason: Message
 
 
-def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
+def propose_file(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     """Return the file with the lowest loss among those that copy the fewest training images; without losses the most
     similar one. `held_out`: no file was trained on the images of its loss.
     """
     losses = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None]
     if not losses:
-        return _by_likeness(scores)
+        return _propose_by_likeness(scores)
     fewest_copies = min(scores[at].copies for _, at in losses)
     candidates = [(loss, at) for loss, at in losses if scores[at].copies == fewest_copies]
     lowest, best = min(candidates)
@@ -53,7 +53,7 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
-def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
+def _propose_by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     candidates = [(score.copies, -score.likeness, at) for at, score in enumerate(scores) if score.likeness is not None]
     if not candidates:
         return ProposedFile(None, Message("Nothing could be measured: choose by the images."))

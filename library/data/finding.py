@@ -69,7 +69,7 @@ def _image_sets(
     """Return the images to train on, and those held out, once each and without augmentation."""
     train, validation = ImageSet([], datasets, held_out=split.marks), ImageSet([], datasets, is_validation=True)
     for dataset, learned, held, regular in zip(datasets, split.learned, split.held_out, split.regular, strict=True):
-        train.items += learned + _balanced(survey, regular, learned)
+        train.items += learned + _balance_regularisation(survey, regular, learned)
         plain_subsets = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
         validation.items += (replace(image, repeats=1, subset=plain_subsets[id(image.subset)]) for image in held)
     return train, validation
@@ -180,7 +180,7 @@ def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Im
     return images
 
 
-def _balanced(survey: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
+def _balance_regularisation(survey: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
     """Return the regularisation images to use with these images."""
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:

@@ -136,9 +136,9 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     """Yield all images of a file. Lines that name none are appended to `problems`."""
     suffix = source.suffix.lower()
     if suffix in TABLE_SUFFIXES:
-        listed = _of_table(text, source, problems)
+        listed = _parse_table(text, source, problems)
     elif suffix == ".jsonl":
-        listed = _of_lines(text, source, problems)
+        listed = _parse_jsonl(text, source, problems)
     else:
         content = parse_json(text, source)
         if isinstance(content, dict):
@@ -175,7 +175,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     return rows
 
 
-def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
+def _parse_jsonl(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
     """Yield the objects of a JSONL file with their line numbers. Invalid JSON is appended to `problems`."""
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -187,7 +187,7 @@ def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
     return lines
 
 
-def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
+def _parse_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
     """Yield the rows of a table with their line numbers."""
     header = text.partition("\n")[0]
     comma = ";" if ";" in header and "," not in header else ","

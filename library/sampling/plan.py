@@ -54,7 +54,7 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
     each alone. Raises ConfigError for files that cannot be compared.
     """
     names = names_apart([path.with_suffix("") for path, _ in loras])
-    titles = [_titled(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
+    titles = [_title_with_strength(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
     if problems := [*_column_problems(compare, loras, strengths)]:
         raise ConfigError(*problems)
     if compare == "files":
@@ -155,5 +155,5 @@ def image_metadata(
     return {"parameters": "\n".join(text), "kohya": everything}
 
 
-def _titled(name: str, strength: float) -> str:
+def _title_with_strength(name: str, strength: float) -> str:
     return name if strength == 1 else f"{name} × {strength:g}"

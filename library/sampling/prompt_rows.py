@@ -11,10 +11,10 @@ from library.sampling.prompts import (
     RANDOM_SEED,
     Prompt,
     check_number,
+    find_value_problems,
     option_of,
     parse_line,
     parse_line_at,
-    problems_of,
     prompt_lines,
     read_prompts,
 )
@@ -115,7 +115,7 @@ def _why_not(row: Row) -> MessageLike:
                 "fields for options"
             )
             return Message(template, name=name)
-    return join_messages([*problems_of(parse_line(prompt_line(row)))], "; ")
+    return join_messages([*find_value_problems(parse_line(prompt_line(row)))], "; ")
 
 
 def _is_random_seed(name: str, value: str) -> bool:

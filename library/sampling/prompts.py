@@ -113,7 +113,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         tables = parse_toml(text, path) if ending == ".toml" else {}
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
-    parsed = list(readers.get(ending, lambda: _from_lines(text))())
+    parsed = list(readers.get(ending, lambda: _parse_prompt_lines(text))())
     problems = [
         Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
         for _, found in parsed
@@ -234,7 +234,7 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, written
 
 
-def _from_lines(text: str) -> Iterator[Parsed]:
+def _parse_prompt_lines(text: str) -> Iterator[Parsed]:
     for number, line in prompt_lines(text):
         yield _from_line(line, Message("line {number}", number=number))
 
@@ -252,7 +252,7 @@ def _from_line(line: str, where: MessageLike) -> Parsed:
         prompt = parse_line_at(where, line)
     except ConfigError as e:
         return Prompt(""), [e.said]
-    return prompt, _placed(where, prompt)
+    return prompt, _problems_at(where, prompt)
 
 
 def _from_toml(tables: JsonMapping) -> Iterator[Parsed]:
@@ -303,7 +303,7 @@ def _from_mapping(values: JsonMapping, where: MessageLike) -> Parsed:
         except ConfigError as e:
             found.append(Message("{where}: {problem}", where=where, problem=e.said))
     prompt = without_random_seed(Prompt(**read))
-    return prompt, [*found, *_placed(where, prompt)]
+    return prompt, [*found, *_problems_at(where, prompt)]
 
 
 def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
@@ -323,11 +323,11 @@ def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) ->
         raise ConfigError(template, name=name, value=repr(value)) from None
 
 
-def _placed(where: MessageLike, prompt: Prompt) -> list[MessageLike]:
-    return [Message("{where}: {problem}", where=where, problem=why) for why in problems_of(prompt)]
+def _problems_at(where: MessageLike, prompt: Prompt) -> list[MessageLike]:
+    return [Message("{where}: {problem}", where=where, problem=why) for why in find_value_problems(prompt)]
 
 
-def problems_of(prompt: Prompt) -> Iterator[Message]:
+def find_value_problems(prompt: Prompt) -> Iterator[Message]:
     """Yield what makes no sense in a prompt."""
     limits = {"sample_steps": (1, MAX_STEPS), **dict.fromkeys(SIDES, (1, MAX_IMAGE_SIDE))}
     limits |= dict.fromkeys(("scale", "guidance_scale", "flow_shift"), (0, STRONGEST))

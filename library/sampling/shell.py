@@ -51,7 +51,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
-        notes = [*sampling_notes(arguments, inputs.config), *_misspelt(inputs)]
+        notes = [*sampling_notes(arguments, inputs.config), *_find_misspelt_words(inputs)]
         work.store({"warnings": notes})
 
         def store(sheet: "Sheet") -> None:
@@ -204,7 +204,7 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
             prompts.append(prompt_files.parse_line_at(Message("the prompt"), line))
     if arguments.seed not in (None, prompt_files.RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
-    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.problems_of(prompt)):
+    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.find_value_problems(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
     if problems:
         raise ConfigError(*problems)
@@ -222,7 +222,7 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
         yield from prompt_checks.line_notes(line, use)
 
 
-def _misspelt(inputs: SampleInputs) -> Iterator[MessageLike]:
+def _find_misspelt_words(inputs: SampleInputs) -> Iterator[MessageLike]:
     return trigger_words.misspelt((path for column in inputs.columns for path, _ in column.loras), inputs.prompts)
 
 

@@ -148,7 +148,7 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
 )
 def test_a_proposal_says_why(scores, held_out, column, said):
     measured = [FileScore(Message("step {step}", step=at), *score) for at, score in enumerate(scores)]
-    proposed = proposal.proposed(measured, held_out)
+    proposed = proposal.propose_file(measured, held_out)
     assert proposed.column == column and said in str(proposed.reason)
 
 
@@ -324,7 +324,7 @@ def test_a_data_set_that_is_gone_leaves_out_the_loss_alone(shallow, tmp_path):  
 
 def test_few_images_are_measured_as_they_are_where_none_are_held_out(shallow, images):  # noqa: F811
     config = config_of(shallow, LORAS[0], train_data_dir=images, flip_aug=True)
-    shown, held_out = losses.measured_on(data.scan(config))
+    shown, held_out = losses.choose_measured_images(data.scan(config))
     assert (
         not held_out
         and len(shown) == losses.MEASURED_IMAGES

@@ -21,7 +21,7 @@ from library.train.saving.deciding_options import (
     inexact_differences,
     is_rescheduled,
 )
-from library.train.saving.resume_check import finished
+from library.train.saving.resume_check import find_nothing_left
 from library.train.saving.state_contents import fitting, state_refusal
 from library.train.saving.state_files import (
     AVERAGE,
@@ -84,7 +84,7 @@ def resume_training(folder: Path, training: "Training") -> None:
     if damaged := damage(folder):
         raise ConfigError(*damaged)
     facts = read_progress(folder)
-    if not config.steps.moved and (why := finished(folder, facts, clock.total, config)):
+    if not config.steps.moved and (why := find_nothing_left(folder, facts, clock.total, config)):
         raise ConfigError(why)
     with fitting(folder / WEIGHTS):
         training.method.restore(read_tensors(folder / WEIGHTS))
