@@ -15,7 +15,7 @@ from library.compiler import cache, checks
 from library.config import building, code_names, compile_modes, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, process_count, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, raise_if_any, together
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families import recognition
@@ -60,8 +60,7 @@ def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return remarks for its user."""
     images = data.check_data(config, config.grid, Progress(print, PROGRESS_DELAY) if first_process() else None)
     problems, remarks = evaluate(config, images)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if images.masks and first_process():
         print(images.masks)
     return remarks
@@ -93,8 +92,7 @@ def load_named_code(config: RunConfig) -> None:
             lycoris.load_module(name)
     except ConfigError as e:
         problems += e.problems
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
 
 
 def code_notes(config: RunConfig) -> list[Problem]:

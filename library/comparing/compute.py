@@ -16,7 +16,7 @@ from library.comparing.encoder import ImageEncoder
 from library.comparing.plan import SavedFile
 from library.comparing.proposal import FileScore, ProposedFile, propose_file
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Report, counted
+from library.config.problems import ConfigError, Message, Report, counted, raise_if_any
 from library.config.run_config import RunConfig
 from library.curation.similar_images import NEAR, looks
 from library.data import finding
@@ -210,8 +210,7 @@ def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | Non
     try:
         report(Message("reading the data set"), 0, 1)
         survey = finding.survey_data(config, report, keep=False)
-        if survey.problems:
-            raise ConfigError(*survey.problems)
+        raise_if_any(survey.problems)
         return survey.images, []
     except ConfigError as error:
         text = "Neither loss nor copies can be measured, as the data set cannot be read any more ({why})."

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.dataset import DatasetConfig, drafted
-from library.config.problems import ConfigError, Problem, Report, counted
+from library.config.problems import Problem, Report, counted, raise_if_any
 from library.config.run_config import RunConfig
 from library.data import folder_problems, folders, held_out
 from library.data.controls import find_missing_controls, find_unused_controls
@@ -25,8 +25,7 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
     Raises ConfigError with every problem, one per line.
     """
     survey = survey_data(config, report)
-    if survey.problems:
-        raise ConfigError(*survey.problems)
+    raise_if_any(survey.problems)
     return survey.images
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import LIST, load_json, parse_json, read_outside_text
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Message, Problem, raise_if_any
 from library.config.values import quoted
 from library.data.captions import join_tags
 from library.files import json_text, write_atomic
@@ -66,8 +66,7 @@ def read_metadata_file(
             entries.append(_metadata_entry(row, folder, source, separator))
         except ConfigError as e:
             problems += e.problems
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return entries
 
 

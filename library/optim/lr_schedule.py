@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from library.config import code_names
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, counted, together
+from library.config.problems import ConfigError, Problem, counted, raise_if_any, together
 from library.config.run_config import RunConfig
 from library.config.sections import Optim
 from library.config.sections.learning import own_warmup
@@ -55,11 +55,9 @@ def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> 
     Warm-up and decay given as shares refer to that total. Raises ConfigError with the problems of
     `find_schedule_problems` and `too_long`.
     """
-    if problems := list(find_schedule_problems(config)):
-        raise ConfigError(*problems)
+    raise_if_any(find_schedule_problems(config))
     arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
-    if problems := list(too_long(config, total_steps)):
-        raise ConfigError(*problems)
+    raise_if_any(too_long(config, total_steps))
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
     try:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from library import packages
 from library.config import code_names
 from library.config.fixes import other_optimizer
-from library.config.problems import ConfigError, MessageLike, Problem, option_name, together
+from library.config.problems import ConfigError, MessageLike, Problem, option_name, raise_if_any, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -60,8 +60,7 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     backward pass, are stepped in bundles, with rounding seeded by `seed`. Raises ConfigError with the problems of
     `find_optimizer_problems`.
     """
-    if problems := list(find_optimizer_problems(config)):
-        raise ConfigError(*problems)
+    raise_if_any(find_optimizer_problems(config))
     groups = method.groups()
     if problems := _find_rates_problem(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(problems)

@@ -9,7 +9,7 @@ from pathlib import Path
 from library import families
 from library.config.building import understood
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, option_name
+from library.config.problems import ConfigError, Problem, option_name, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
@@ -55,8 +55,7 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
     """
     names = names_apart([path.with_suffix("") for path, _ in loras])
     titles = [_title_with_strength(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
-    if problems := [*_column_problems(compare, loras, strengths)]:
-        raise ConfigError(*problems)
+    raise_if_any([*_column_problems(compare, loras, strengths)])
     if compare == "files":
         return [Column(title, (lora,)) for title, lora in zip(titles, loras, strict=True)]
     if compare == "strengths":

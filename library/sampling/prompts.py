@@ -11,7 +11,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, raise_if_any
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.sampling import MAX_STEPS, Sampling
@@ -120,8 +120,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         for problem in found
     ]
     check_number(len(parsed), path)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if not parsed:
         raise ConfigError(Problem("sample_prompts", NO_PROMPT.get(ending, NO_PROMPT[".txt"]), name=path.name))
     return [prompt for prompt, _ in parsed]

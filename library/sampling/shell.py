@@ -13,7 +13,7 @@ from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting
+from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.strengths import WEIGHT_FILES, is_number
@@ -206,8 +206,7 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
     for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.find_value_problems(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return prompts
 
 
@@ -241,8 +240,7 @@ def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[
 def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
     """Return the config of `read_sample_config`. Raises ConfigError with all its problems."""
     reading = read_sample_config(path, options, script_of)
-    if reading.problems:
-        raise ConfigError(*reading.problems)
+    raise_if_any(reading.problems)
     return reading.config
 
 
