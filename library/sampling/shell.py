@@ -237,13 +237,6 @@ def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[
             yield Message("--lora {file} is among the base_weights, too, so it counts twice", file=path)
 
 
-def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
-    """Return the config of `read_sample_config`. Raises ConfigError with all its problems."""
-    reading = read_sample_config(path, options, script_of)
-    raise_if_any(reading.problems)
-    return reading.config
-
-
 def read_sample_config(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> Reading[RunConfig]:
     """Read the config to sample with: from a TOML its model and memory options, from a model's file that model alone.
 
