@@ -154,7 +154,7 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
     page.app = mounted.app  # what its queue hands requests to
     # Gradio's queue polls for events a thousand times a second: a twentieth of a processor, although the page has none.
     page._queue.sleep_when_free = 0.02
-    used = preloads.needed(sorted({block.get_block_name() for block in page.blocks.values()}))
+    used = preloads.find_needed_files(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)
     theme = f'<link rel="preload" as="style" href="./theme.css?v={page.theme_hash}">'
     tagged = ScriptTags(inner, page.training.ahead() + theme + look.HEAD + lines, sheets, monitor.styles)

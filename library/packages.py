@@ -102,7 +102,7 @@ def not_installed(module: str) -> Message:
     return Message("needs a package that is not installed: {command}", command=install_command(module))
 
 
-def broken(module: str, error: str) -> Message:
+def package_error(module: str, error: str) -> Message:
     template = "needs {package}, which does not load here ({error}): {command}"
     return Message(template, package=package_name(module), error=error, command=install_command(module, again=True))
 
@@ -112,7 +112,7 @@ def obstacle(module: str) -> Message | None:
     if not is_installed(module):
         return not_installed(module)
     error = loading_failure(module) if module in PACKAGE_NAMES else ""
-    return broken(module, error) if error else None
+    return package_error(module, error) if error else None
 
 
 def loading_failure(module: str) -> str:
@@ -125,7 +125,7 @@ def loading_failure(module: str) -> str:
     if record.get("of") == _fingerprint(module):
         if not record["error"] or time.time() - record["when"] < RETRY_AFTER:
             return record["error"]
-    elif _untouched(module):
+    elif _is_tested_version(module):
         return ""
     return examine_packages([module]).get(module, "")
 
@@ -206,7 +206,7 @@ def installed_version(name: str) -> str:
     return ""
 
 
-def _untouched(module: str) -> bool:
+def _is_tested_version(module: str) -> bool:
     """Return whether a package is the tested version, found first, with all its files as long as pip wrote them."""
     name = package_name(module)
     try:

@@ -42,13 +42,13 @@ def test_every_machine_draws_the_same_dozen_zorbs(tmp_path):
 
 
 def test_held_out_zorbs_are_not_among_those_to_learn_from():
-    assert not set(zorb.HELD_OUT) & set(zorb.TO_LEARN_FROM)
-    assert zorb.UNSEEN_GROUND not in {scene.ground for scene in zorb.TO_LEARN_FROM}
-    assert all(zorb.NAME in scene.caption for scene in (*zorb.TO_LEARN_FROM, *zorb.HELD_OUT))
+    assert not set(zorb.HELD_OUT_SCENES) & set(zorb.TRAINING_SCENES)
+    assert zorb.UNSEEN_GROUND not in {scene.ground for scene in zorb.TRAINING_SCENES}
+    assert all(zorb.NAME in scene.caption for scene in (*zorb.TRAINING_SCENES, *zorb.HELD_OUT_SCENES))
 
 
 def test_a_zorb_stays_in_its_image():
-    for scene in (*zorb.TO_LEARN_FROM, *zorb.HELD_OUT):
+    for scene in (*zorb.TRAINING_SCENES, *zorb.HELD_OUT_SCENES):
         shown = np.asarray(zorb.draw_scene(scene)).astype(int)
         edge = np.concatenate([shown[0], shown[-1], shown[:, 0], shown[:, -1]])
         assert np.abs(edge - zorb.GROUNDS[scene.ground]).max() <= 8, scene

@@ -125,7 +125,7 @@ MAY_IMPORT = {
         *(*ENGINE, "library.outputs", "library.train", "library.sampling", "library.jobs"),
         *("library.captioning.describer", "library.curation", "library.downloads"),
     ),
-    "library.importers": BOTTOM,
+    "library.importers": (*BOTTOM, REGISTRY),
     "library.recipes": (*BOTTOM, REGISTRY, "library.data"),
     "library.outputs": (*BOTTOM, *PROTOCOL, "library.families.shared", "library.methods", "library.adapter_files"),
     "library.train": (*ENGINE, "library.outputs", "library.sampling", "library.measuring", "library.downloads"),

@@ -22,7 +22,7 @@ def kohya(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(queue, "work", lambda: None)
 
     def check(reading, launch):
-        return {"findings": isolated.known(reading), "fit": {"step": 2.0, "peak": 9.5}, "steps": 30}
+        return {"findings": isolated.findings_of_reading(reading), "fit": {"step": 2.0, "peak": 9.5}, "steps": 30}
 
     monkeypatch.setattr(isolated, "check_reading", check)
 

@@ -48,7 +48,7 @@ class MaskEditing:
         """A mask, red where the image is not trained; a single transparent pixel if there is none."""
         collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
-        picture = files.tinted(
+        picture = files.mask_overlay(
             self._file(collection, query),
             int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0],
             collection.config.data.exif_rotation,

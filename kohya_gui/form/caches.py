@@ -14,7 +14,7 @@ from library.config.building import Layer, find_missing, read_layers
 from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, raise_if_any
 from library.config.schema import options_of
 from library.files import write_atomic
 from library.jobs import job as jobs
@@ -52,8 +52,7 @@ class CacheApi:
         missing = [problem for problem in find_missing(reading.config) if problem.option != "output_dir"]
         problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch), *missing]
         reading = paths.allowed(replace(reading, problems=problems), self.roots)
-        if reading.problems:
-            raise ConfigError(*reading.problems)
+        raise_if_any(reading.problems)
         refuse_second(CACHING_KIND)
         folder, config = jobs.new(CACHING_KIND), reading.config
         data = Path(config.data.train_data_dir or config.data.dataset_config or "images").name

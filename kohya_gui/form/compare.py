@@ -83,8 +83,8 @@ def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileCon
     rows: dict[str, list[MessageLike]] = {}
     for option in job_files.COPIED:
         plain = [option_values(config).get(option) for config in configs]
-        values = file_contents.of_one_kind([f.get(option, value) for f, value in zip(contents, plain, strict=True)])
-        words = file_contents.words_of(option, values)
+        values = file_contents.make_comparable([f.get(option, value) for f, value in zip(contents, plain, strict=True)])
+        words = file_contents.describe_difference(option, values)
         if not words:
             continue
         texts = [NOT_SET if text is None else text for text in file_contents.texts_beside(values)]

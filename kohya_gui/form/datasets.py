@@ -117,7 +117,7 @@ def scan_form_datasets(form: SettingsForm, submission: Submission, roots: Sequen
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
         return {"groups": [], "file": "", "known": "", "problems": []}
     if not data.dataset_config:
-        return _of_folders(config, roots)
+        return _describe_folders(config, roots)
     path = paths.existing_file(str(data.dataset_config), roots, DATASET_SUFFIXES, DATASET_OPTION)
     kept_file.check_editable(path, DATASET_OPTION)
     state, tables = kept_file.file_state(path), dataset_file.read_dataset_tables(path)
@@ -127,7 +127,7 @@ def scan_form_datasets(form: SettingsForm, submission: Submission, roots: Sequen
     return {"groups": groups, "file": str(path), "known": state, "problems": problems}
 
 
-def _of_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
+def _describe_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
     _check_places(config, roots)
     dataset, problems = image_folders.found(config)
     groups = [_group(table, dataset, roots) for table in dataset_file.tables_of_datasets([dataset])]

@@ -25,7 +25,7 @@ from library import families
 from library.config.building import Layer, Reading, build_config, draft, find_missing, read_layers
 from library.config.command import Launch
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, either
+from library.config.problems import ConfigError, Message, MessageLike, Problem, either, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections, option_values, options_of, section_options
 from library.config.values import Option
@@ -122,8 +122,7 @@ class SettingsForm:
     def ready(self, submission: Submission) -> tuple[Any, list[Problem]]:
         """Like `collect`, for a training about to start: missing required fields are problems, too."""
         reading = self.reading(submission)
-        if reading.problems:
-            raise ConfigError(*reading.problems)
+        raise_if_any(reading.problems)
         return reading.config, reading.notes
 
     def reading(self, submission: Submission) -> Reading[Any]:

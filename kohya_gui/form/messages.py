@@ -98,7 +98,7 @@ def _problem_lines(problems: Sequence[Problem], places: Places, fix: Fix) -> tup
     """Problems as lines with their buttons, the elements to mark, and the texts shown."""
     listed, marks, shown = "", list[str](), list[Message]()
     for problem in _in_form_order(problems, places, lambda problem: problem):
-        line, element, text = _placed(problem, places)
+        line, element, text = _sentence_at_field(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element else []
         buttons = values_button(fix(problem), problem.code) + _allow_button(problem) + _other_button(problem)
@@ -120,7 +120,7 @@ def report_html(
     others = [finding for finding in report["findings"] if finding["verdict"] != "bad"]
     for finding in (*bad_findings, *others):
         problem = problem_from_json(finding)
-        line, element, text = _placed(problem, places)
+        line, element, text = _sentence_at_field(problem, places)
         shown.append(text)
         marks += [f"#{element}"] if element and finding["verdict"] == "bad" else []
         listed.append(
@@ -134,9 +134,9 @@ def report_html(
         title = _problems_title(len(bad_findings))
     # Right below the problems that it solves: at the end, it would be out of sight on most screens.
     missing = [at for at, finding in enumerate(bad_findings, 1) if problem_from_json(finding).option in model_files]
-    offer, first = (MODELS, missing[-1]) if missing else ("", len(listed))
+    offer, first = (OFFER_MODELS, missing[-1]) if missing else ("", len(listed))
     body = f"{_findings_list(listed[:first])}{offer}{_findings_list(listed[first:])}{_field_marks_style(marks)}"
-    body += PROBE if not bad_findings and not failed else ""
+    body += OFFER_PROBE if not bad_findings and not failed else ""
     kind = "bad early" if report.get("early") else "bad" if bad_findings or failed else "good"
     return _box(kind, title, body, shown, alert=bool(bad_findings) or failed)
 
@@ -168,12 +168,12 @@ def _sentence(note: MessageLike) -> MessageLike:
     return as_message(note)
 
 
-PROBE = (
+OFFER_PROBE = (
     '<p class="offer"><button type="button" class="probe">Probe</button> <span>Runs some real steps at the '
     "largest image size, and proposes the fastest settings that fit.</span></p>"
 )
 
-MODELS = (
+OFFER_MODELS = (
     '<p class="offer"><button type="button" class="find-models"><span>Find or download a model</span></button> '
     "<span>Lists what is on this computer, and downloads the rest.</span></p>"
 )
@@ -215,7 +215,7 @@ def as_word(value: bool | str) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else value or "not set"
 
 
-def _placed(problem: Problem, places: Places) -> tuple[str, str, Message]:
+def _sentence_at_field(problem: Problem, places: Places) -> tuple[str, str, Message]:
     """A problem as HTML, the element that it is about or "", and its text."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:
@@ -247,7 +247,7 @@ def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iter
     """
     path, script, is_there = file
     notes = [*notes]
-    body = _copied("Command", line) + _copied(path.name, toml) + (_list(notes) if notes else "")
+    body = _copyable_code("Command", line) + _copyable_code(path.name, toml) + (_list(notes) if notes else "")
     if is_there:
         return _box(
             "plain", Message("Train runs this command. {name} holds these settings.", name=path.name), body, notes
@@ -265,7 +265,7 @@ def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iter
     )
 
 
-def _copied(title: str, text: str) -> str:
+def _copyable_code(title: str, text: str) -> str:
     copy = '<button type="button" class="copy">Copy</button>'
     return f'<div class="code"><b>{html.escape(title)}</b>{copy}<pre>{html.escape(text)}</pre></div>'
 

@@ -53,7 +53,7 @@ def _base_model(
         recognition = recognise_file(path)
     except ConfigError as error:
         is_begun = is_typed and not path.exists() and typed_paths.is_begun(path)
-        return {}, None if is_begun else _of_model(error.problems[0])
+        return {}, None if is_begun else _as_model_problem(error.problems[0])
     family = recognition.family
     if not family:
         template = ": the file is {kind}, not a model that is trained here."
@@ -72,6 +72,6 @@ def _base_model(
     }, None
 
 
-def _of_model(problem: Problem) -> Problem:
+def _as_model_problem(problem: Problem) -> Problem:
     """A problem of a file, which names no option, as one of the base model."""
     return problem if problem.option else problem.replaced(option=MODEL_OPTION, template=f": {problem.template}")

@@ -12,7 +12,7 @@ from kohya_gui.server import paths
 from library import importers
 from library.config.building import Layer, build_config, read_layers
 from library.config.commented_toml import to_commented_toml
-from library.config.fixes import carried
+from library.config.fixes import carried_arguments
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, option_name
@@ -86,7 +86,7 @@ def _with_working_optimizer(preset_values: JsonObject, notes: list[MessageLike] 
         notes.append(
             Problem("optimizer_type", "is {other} here, as {wanted} {why}", other=other, wanted=optimizer_name, why=why)
         )
-    arguments = carried(preset_values.get("optimizer_args", ()))
+    arguments = carried_arguments(preset_values.get("optimizer_args", ()))
     return {
         **preset_values,
         "optimizer_type": other,

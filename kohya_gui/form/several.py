@@ -52,7 +52,7 @@ class SeveralValues:
         _refuse_values(
             name, typed, [[read_problem(finding) for finding in isolated.findings_to_fix(report)] for report in reports]
         )
-        if isolated.uncaptioned(reports[0]) and not submission.anyway:
+        if isolated.find_caption_warning(reports[0]) and not submission.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data tab, or press Add to queue once and confirm it"
             )

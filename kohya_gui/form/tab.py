@@ -133,7 +133,7 @@ class TrainingTab:
         submission = self.form.parse_submission(sent)
         fix_values = self.form.shown(submission.family, working_fix(problem, self.form.lenient_config(submission)))
         return (
-            {**fix_values, **self._of_preset(submission.family, problem.option)}
+            {**fix_values, **self._preset_value(submission.family, problem.option)}
             if problem.code == LIMITS
             else fix_values
         )
@@ -141,10 +141,10 @@ class TrainingTab:
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
         """The fix for a finding, as values of fields; a number beyond its limits becomes the preset's."""
         if finding["code"] == LIMITS:
-            return {**self.form.shown(family, finding["fix"]), **self._of_preset(family, finding["option"])}
+            return {**self.form.shown(family, finding["fix"]), **self._preset_value(family, finding["option"])}
         return self.form.shown(family, finding["fix"])
 
-    def _of_preset(self, family: str, name: str) -> Mapping[str, bool | str]:
+    def _preset_value(self, family: str, name: str) -> Mapping[str, bool | str]:
         # Empty if the preset leaves the option open.
         return start_preset.value(self.tab.id, self.tab.configs[family], name)
 
@@ -155,7 +155,7 @@ class TrainingTab:
         with contextlib.suppress(ConfigError):  # the full check reports it
             submission = self.form.parse_submission(sent)
             reading = paths.allowed(self.form.reading(submission), self.roots)
-            findings = isolated.known(reading)
+            findings = isolated.findings_of_reading(reading)
             if then == "later" and (twin := queue.twin_problem(queue.read_queue(), *start.result_of(reading.config))):
                 findings.append(isolated.finding(twin, "settings", "bad"))
             if findings:
@@ -187,7 +187,7 @@ class TrainingTab:
         """What keeps a button (`act`) from starting or queueing a training, as HTML, or ""."""
         if isolated.findings_to_fix(report):
             return self._report(report, submission.family)
-        uncaptioned = isolated.uncaptioned(report)
+        uncaptioned = isolated.find_caption_warning(report)
         return messages.without_captions(uncaptioned, act) if uncaptioned and not submission.anyway else ""
 
     def on_check(self, sent: str) -> Answer:
@@ -271,7 +271,7 @@ class TrainingTab:
     def on_load(self, sent: str, where: str) -> Answer:
         """Load the named config file into the form."""
         path = paths.readable(where, self.roots, importers.SUFFIXES)
-        filled = self._filled(path, sent)
+        filled = self._fill_form(path, sent)
         # A file of another trainer is left alone: Save creates a TOML.
         is_ours = path.suffix.lower() == ".toml" and not importers.is_foreign_config(importers.parse_file(path))
         config_path = str(path) if is_ours else ""
@@ -285,9 +285,9 @@ class TrainingTab:
                 path.write_bytes(importers.with_header(text))
             else:
                 path.write_text(text, encoding="utf-8", newline="")  # keep line ends, on Windows too
-            return self._filled(path, sent) | {"path": "", "opened": ""}
+            return self._fill_form(path, sent) | {"path": "", "opened": ""}
 
-    def _filled(self, path: Path, sent: str) -> Answer:
+    def _fill_form(self, path: Path, sent: str) -> Answer:
         submission = self.form.parse_submission(sent)
         try:
             return loading.load_into_form(self.form, path, submission, self.roots)

@@ -17,14 +17,14 @@ _PART = re.compile(r"(?:base|example|component):\(\)=>\w+\(\(\)=>import\(`\./([\
 
 
 # Why: docs/decisions/2026-11-23-scripts-are-one-file.md
-def needed(kinds: Iterable[str]) -> list[str]:
+def find_needed_files(kinds: Iterable[str]) -> list[str]:
     """Names of files in Gradio's assets folder, the most urgent first; none if they are not found."""
     try:
         first = _FIRST.findall((ASSETS_FOLDER.parent / "index.html").read_text(encoding="utf-8"))
-        frame = _listed(first[0])
-        blocks = _listed(frame[0])
+        frame = _read_imports(first[0])
+        blocks = _read_imports(frame[0])
         core = next(name for name in blocks if name.startswith("core-") and name.endswith(".js"))
-        names = [*first, *frame, *blocks, *_of_components(core, kinds)]
+        names = [*first, *frame, *blocks, *_component_files(core, kinds)]
     except (OSError, IndexError, StopIteration):
         return []
     return [name for name in dict.fromkeys(names) if (ASSETS_FOLDER / name).is_file() and not name.startswith("Login-")]
@@ -56,14 +56,14 @@ def _text(name: str) -> str:
     return (ASSETS_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _listed(name: str) -> list[str]:
+def _read_imports(name: str) -> list[str]:
     listing = _LIST.search(_text(name))
     return [part.strip('"').removeprefix("./") for part in listing[1].split(",")] if listing else []
 
 
-def _of_components(core: str, kinds: Iterable[str]) -> list[str]:
+def _component_files(core: str, kinds: Iterable[str]) -> list[str]:
     """The files of components by their kind, such as "textbox"."""
-    text, imports, names = _text(core), _listed(core), []
+    text, imports, names = _text(core), _read_imports(core), []
     for kind in kinds:
         start = re.search(rf"[,{{]{re.escape(kind)}:\{{", text)
         for name, numbers in _PART.findall(text[start.end() : text.index("}", start.end())]) if start else ():

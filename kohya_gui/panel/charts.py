@@ -20,7 +20,7 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
     """The loss of each step, and smoothed."""
     if len(curve) < 2:
         return ""
-    points = _thinned(curve)
+    points = _thin_out_rows(curve)
     frame = _Frame(points[0][0], points[-1][0], *_limits([p[1] for p in points] + [p[2] for p in points]))
     polylines = (
         f'<polyline class="raw" points="{frame.line((p[0], p[1]) for p in points)}"/>'
@@ -43,7 +43,7 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
 
 def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[int] = ()) -> str:
     """The learning rates; those that are always equal are one line."""
-    rows = _thinned([row for row in rates if row[1]])
+    rows = _thin_out_rows([row for row in rates if row[1]])
     if len(rows) < 2:
         return ""
     is_one_line = all(len(set(by_name.values())) == 1 for _, by_name in rows)
@@ -72,7 +72,9 @@ MEASURES = (
 def gpu_charts(events: Iterable[JsonObject]) -> str:
     """Memory, load, temperature and power of a run's GPUs over time, from its events; one line for each GPU."""
     timed = [event for event in events if isinstance(event.get("t"), int | float)]
-    rows = [(int(event["t"]), gpu) for event in _thinned(timed) for gpu in event.get("gpus") or () if "index" in gpu]
+    rows = [
+        (int(event["t"]), gpu) for event in _thin_out_rows(timed) for gpu in event.get("gpus") or () if "index" in gpu
+    ]
     if not rows or rows[0][0] == rows[-1][0]:
         return ""
     return f'<div class="gpu-charts">{"".join(_gpu_chart(rows, *measure) for measure in MEASURES)}</div>'
@@ -151,7 +153,7 @@ def _short(value: float) -> str:
     return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if is_long else text
 
 
-def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
+def _thin_out_rows(rows: Sequence[Any]) -> Sequence[Any]:
     if not rows:
         return rows
     points = rows[:: math.ceil(len(rows) / MAX_POINTS)]

@@ -21,7 +21,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     parts = [
         _list(
             "Saved",
-            (saved(run, event) for event in _kept(events.get("saved", ()))),
+            (saved(run, event) for event in _without_replaced_states(events.get("saved", ()))),
             "saved",
             Message("in {folder}", folder=folder) if folder else "",
         ),
@@ -33,7 +33,7 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
-def _kept(events: Iterable[JsonObject]) -> list[JsonObject]:
+def _without_replaced_states(events: Iterable[JsonObject]) -> list[JsonObject]:
     """The saved files, without states by time that were replaced by newer ones."""
     all_events = list(events)
     newest = next((event for event in reversed(all_events) if event.get("backup")), None)

@@ -74,7 +74,8 @@ def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
         f'<div class="run {mood}" data-run="{html.escape(run.id)}" data-state="{html.escape(run.state)}">'
         f'<div class="who"><span class="state">{html.escape(str(word))}</span><b>{name}</b><small>{kind}</small>'
         f"{_link(run)}</div>"
-        f"{_deleted(run)}{_failure(run)}{_spilled(progress) if run.active else ''}{_bar_html(run, progress, now)}</div>"
+        f"{_deletion_warning(run)}{_failure(run)}{_spill_warning(progress) if run.active else ''}"
+        f"{_bar_html(run, progress, now)}</div>"
     )
 
 
@@ -115,7 +116,7 @@ def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
     return f'<div class="facts">{inside}</div>' if inside else ""
 
 
-def _deleted(run: RecordedRun) -> str:
+def _deletion_warning(run: RecordedRun) -> str:
     """The warning that the run's folder was deleted, while it is gone and afterwards."""
     where = html.escape(str(run.folder))
     if run.facts.get("lost"):
@@ -282,10 +283,10 @@ def machine_usage_html(run: RecordedRun) -> str:
     devices = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not devices or gpu.index in devices]
     memory, disk = machine.computer_memory(), machine.disk_space(run.facts.get("output_dir") or run.folder)
-    rows.append(_used("CPU memory", memory["used"], memory["total"], "GB"))
+    rows.append(_usage_bar("CPU memory", memory["used"], memory["total"], "GB"))
     if disk:
         rows.append(
-            _used(
+            _usage_bar(
                 "Disk",
                 disk["total"] - disk["free"],
                 disk["total"],
@@ -296,7 +297,7 @@ def machine_usage_html(run: RecordedRun) -> str:
     return f'<div class="facts usage">{"".join(rows)}</div>'
 
 
-def _spilled(progress: RunProgress) -> str:
+def _spill_warning(progress: RunProgress) -> str:
     """The warning that GPU memory was moved to the computer's memory, by the run's last report."""
     last = next(reversed(progress.events.get("gpu", ())), {}).get("spilled")
     if not isinstance(last, int | float):
@@ -311,10 +312,12 @@ def _gpu(gpu: machine.GpuStatus) -> str:
         f"{gpu.used:.1f} / {gpu.total:.1f} GB",
         *(f"{value:.0f} {unit}" for value, unit in readings if value is not None),
     ]
-    return _used(Message("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
+    return _usage_bar(Message("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
 
 
-def _used(title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = "") -> str:
+def _usage_bar(
+    title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = ""
+) -> str:
     share = min(1.0, max(0.0, used / total)) if total else 0.0
     words = words or f"{used:.1f} / {total:.1f} {unit}"
     full = " full" if share > FULL_SHARE else ""

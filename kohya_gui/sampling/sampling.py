@@ -152,7 +152,7 @@ class SamplingTab:
         """Images in rows and columns: of a comparison, or of a run's samples by prompt and step."""
         name = request.text("name")
         if name.startswith(RUN):
-            return _of_samples(reader.existing_run(name.removeprefix(RUN)))
+            return _build_sample_sheet(reader.existing_run(name.removeprefix(RUN)))
         job = jobs.find_job(name.removeprefix(JOB))
         result = job.result
         rows, seeds = enumerate(result.get("files") or []), dict(enumerate(result.get("seeds") or []))
@@ -312,7 +312,7 @@ def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
     return {"width": str(size[0]), "height": str(size[1])} if size else {}
 
 
-def _of_samples(run: reader.RecordedRun) -> JsonObject:
+def _build_sample_sheet(run: reader.RecordedRun) -> JsonObject:
     """The samples of a run and of those that it continues: a row for each prompt, a column for each step. A prompt
     that a resume has changed is a row of its own."""
     made = {

@@ -14,7 +14,7 @@ from kohya_gui.server.hidden import has_hidden_part
 from library.config import code_names, dataset
 from library.config.building import Reading, draft
 from library.config.hub_names import about_address
-from library.config.problems import ConfigError, Message, Problem, either
+from library.config.problems import ConfigError, Message, Problem, either, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.values import RESERVED, WINDOWS, strip_pasted
@@ -147,8 +147,7 @@ def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIG
 
 def allow(config: RunConfig, allowed: Sequence[Path]) -> None:
     # Ids of models on the hub are not paths, and pass.
-    if problems := _outside(config, allowed):
-        raise ConfigError(*problems)
+    raise_if_any(_outside(config, allowed))
 
 
 def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:

@@ -94,7 +94,7 @@ class ImageUploads:
             raise ConfigError("{folder} cannot be used: {why}", folder=folder, why=error.strerror or error) from None
         _clear_old(folder, existing)
         names = [incoming_files.safe_name(file["name"]) for file in files]
-        answers = [_of_existing(folder, existing, name, file) for name, file in zip(names, files, strict=True)]
+        answers = [_answer_for_existing(folder, existing, name, file) for name, file in zip(names, files, strict=True)]
         with self.busy:  # another request must not choose the same final names meanwhile
             to_send = [at for at, answer in enumerate(answers) if not answer]
             need_space(folder, sum(files[at]["size"] for at in to_send))
@@ -192,7 +192,7 @@ def _is_file(file: object) -> bool:
     )
 
 
-def _of_existing(folder: Path, existing: Mapping[str, str], name: str, file: JsonMapping) -> JsonObject:
+def _answer_for_existing(folder: Path, existing: Mapping[str, str], name: str, file: JsonMapping) -> JsonObject:
     """The reply for a file that need not be sent: it is refused, or exists already."""
     if why := incoming_files.refuse_file(name, file["size"]):
         return {"state": "refused", "name": name, "why": why}

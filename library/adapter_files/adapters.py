@@ -91,7 +91,7 @@ def read_lora(path: str | Path, preferred: str = "") -> Lora:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
         if recorded := parse_json(metadata.pop(FOLDED, "{}"), path):
-            adapters = {module: _unfolded(module, adapter, recorded) for module, adapter in adapters.items()}
+            adapters = {module: _unfold_strength(module, adapter, recorded) for module, adapter in adapters.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ConfigError(
             "{path}: its metadata {folded} was changed and cannot be used: remove that key", path=path, folded=FOLDED
@@ -221,7 +221,7 @@ def tensors_in_format(lora: Lora, style: str) -> tuple[dict[str, Tensor], Metada
     if style == "comfy" and _alphas_are_misread(lora):
         del endings[ALPHA]
     for module, adapter in sorted(lora.adapters.items()):
-        stored = adapter if ALPHA in endings else _folded(adapter)
+        stored = adapter if ALPHA in endings else _fold_strength(adapter)
         for name, piece in _spelled(lora.family, module, stored, style):
             out[name + endings[DOWN]] = piece.down.clone()  # slices may share a tensor
             # Of DyLoRA; diffusers requires this shape.
@@ -273,7 +273,7 @@ def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -
     return [(name, part) for name, part in zip(spelled_names, parts, strict=True) if part is not None]
 
 
-def _folded(adapter: AdapterFactors) -> AdapterFactors:
+def _fold_strength(adapter: AdapterFactors) -> AdapterFactors:
     """Fold the strength into `up`: exactly if its dtype can hold that, else in float32."""
     if adapter.strength == 1.0:
         return AdapterFactors(adapter.down, adapter.up)
@@ -295,7 +295,7 @@ def _record(lora: Lora) -> str:
     return json.dumps({"*": json.loads(common), **exceptions})
 
 
-def _unfolded(module: Module, adapter: AdapterFactors, recorded: JsonMapping) -> AdapterFactors:
+def _unfold_strength(module: Module, adapter: AdapterFactors, recorded: JsonMapping) -> AdapterFactors:
     alpha_record = recorded.get(module.kohya, recorded.get("*"))
     if alpha_record is None:
         return adapter

@@ -26,7 +26,7 @@ from library.config.arguments import Arguments
 from library.config.building import build_config, replace_options
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, join_messages
+from library.config.problems import ConfigError, Message, MessageLike, join_messages, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.families import RUNS, config_class
@@ -310,8 +310,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for problems other than memory."""
     images = data.check_data(config, config.grid)
     # An existing output does not matter, as a probe leaves nothing there.
-    if problems := [problem for problem in preflight.evaluate(config, images)[0] if problem.code != save.THERE]:
-        raise ConfigError(*problems)
+    raise_if_any([problem for problem in preflight.evaluate(config, images)[0] if problem.code != save.THERE])
     if busy := reader.active():
         raise ConfigError(
             "{run} is still {state}: what is free now is not what there will be; wait for it",

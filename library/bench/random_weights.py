@@ -49,14 +49,12 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 @torch.no_grad()
-def fill_randomly(
-    model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0, waits_on_host: bool = False
-) -> nn.Module:
+def fill_randomly(model: nn.Module, device: torch.device, dtype: torch.dtype, waits_on_host: bool = False) -> nn.Module:
     """Create random weights on the device, scaled to preserve the signal's size.
 
     If they only wait on the host to be copied, matrices with rows of equal length share memory.
     """
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     copies: dict[int, nn.Parameter] = {}
     shared: dict[int, Tensor] = {}
     if waits_on_host:

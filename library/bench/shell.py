@@ -20,7 +20,7 @@ from library.bench.ways import choose_ways
 from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, raise_if_any
 from library.config.schema import options_of
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
@@ -130,8 +130,7 @@ def listed_candidates() -> Iterator[str]:
 
 def check_bench_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for all invalid options, before anything is loaded."""
-    if problems := [*_subject_problems(arguments), *_value_problems(arguments), *_not_together(arguments)]:
-        raise ConfigError(*problems)
+    raise_if_any([*_subject_problems(arguments), *_value_problems(arguments), *_not_together(arguments)])
 
 
 def _subject_problems(arguments: argparse.Namespace) -> Iterator[str]:

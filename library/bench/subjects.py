@@ -14,7 +14,7 @@ from library.compiler.prewarm import prewarm_inductor
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.sections import EmbeddingRun
@@ -227,7 +227,6 @@ def subject_of_run(path: Path, script: str, values: JsonMapping) -> FamilySubjec
     problems = list(families.family_for(family_subject.config({})).problems())
     if not family_subject.values.get("pretrained_model_name_or_path"):
         problems = [f"{path.name} names no model: set pretrained_model_name_or_path, or measure --family"]
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     family_subject.title = f"{family_subject.kind.title} of {path.name}"
     return family_subject

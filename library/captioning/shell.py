@@ -29,13 +29,13 @@ def _caption_folder(arguments: argparse.Namespace, report: Report) -> int:
         arguments.extension, arguments.existing, arguments.prefix, arguments.suffix, arguments.depth
     )
     folder = Path(os.path.expanduser(arguments.folder))
-    files, skipped, foreign = writing.to_do(folder, choices)
+    files, skipped, foreign = writing.list_images_to_caption(folder, choices)
     if not files:
         if skipped:
             captioned = counted(skipped, "image")
             print(f"{folder}: {captioned} with captions, and none without (--existing add or replace changes that)")
         if foreign:
-            print(writing.left_alone(foreign))
+            print(writing.describe_foreign_captions(foreign))
         return EXIT_DONE
     captioner = _load_captioner(arguments, report)
     callbacks = [print] if arguments.debug else []

@@ -102,7 +102,7 @@ class ToDo(NamedTuple):
     foreign: list[str]
 
 
-def to_do(folder: Path, choices: CaptioningOptions) -> ToDo:
+def list_images_to_caption(folder: Path, choices: CaptioningOptions) -> ToDo:
     """List what there is to caption in a folder and its sub-folders.
 
     Raises ConfigError when there are no images.
@@ -142,7 +142,7 @@ def write_captions(
 ) -> Written:
     """Caption a folder, and call `shown` with each file and its caption. After an interruption the written captions are
     kept, and can be undone as one change."""
-    files, skipped, foreign = to_do(folder, choices)
+    files, skipped, foreign = list_images_to_caption(folder, choices)
     done = Written(skipped=skipped, foreign=foreign)
     with trash.Change(folder, f"Captions by {captioner.name}", keep=True) as change:
         finished = 0
@@ -171,13 +171,13 @@ def summarise_captioning(folder: Path, done: Written) -> str:
             f"{counted(done.skipped, 'image')} had words already and {'was' if done.skipped == 1 else 'were'} left"
         )
     if done.foreign:
-        lines.append(left_alone(done.foreign))
+        lines.append(describe_foreign_captions(done.foreign))
     if done.unreadable:
         lines.append(f"{counted(len(done.unreadable), 'image')} cannot be read: {folders.some(done.unreadable)}")
     return "\n".join(lines)
 
 
-def left_alone(foreign: Sequence[str]) -> str:
+def describe_foreign_captions(foreign: Sequence[str]) -> str:
     """Return a sentence about caption files that are not text."""
     return (
         f"{counted(len(foreign), 'caption')} left, since not text in UTF-8: save with that encoding, or replace with "

@@ -85,7 +85,7 @@ def _find_other_ranks(stored: JsonMapping, config: AdapterRun) -> Iterator[Probl
     has_layer_ranks = any("_dim" in pair or "split_qkv" in pair for pair in network.network_args)
     if has_layer_ranks or network.dim_from_weights or not network.module.startswith("networks."):
         return
-    rank, down = network.network_dim or resume_check.RANK, "lora_down.weight"
+    rank, down = network.network_dim or resume_check.UNSET_RANK, "lora_down.weight"
     # In files with another model implementation's layers, a fused layer has the sum of its parts' ranks, or one for
     # all.
     entries = (

@@ -67,12 +67,12 @@ def finding(text: MessageLike, topic: str, verdict: str, fix: Mapping[str, Any] 
     return {**problem.as_json(), "topic": topic, "verdict": verdict, "fix": dict(fix)}
 
 
-def known(reading: Reading[Any]) -> list[JsonObject]:
+def findings_of_reading(reading: Reading[Any]) -> list[JsonObject]:
     return [finding(problem, "settings", "bad", working_fix(problem, reading.config)) for problem in reading.problems]
 
 
 def failed(why: MessageLike, reading: Reading[Any]) -> Report:
-    return {"findings": [*known(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
+    return {"findings": [*findings_of_reading(reading), finding(why, "other", "hint")], "fit": None, "failed": True}
 
 
 def findings_to_fix(report: Report) -> list[JsonObject]:
@@ -85,7 +85,7 @@ def estimate_of(report: Report) -> queue.Estimate:
     return queue.Estimate(report.get("steps") or 0, fit.get("step") or 0.0, fit.get("peak") or 0.0)
 
 
-def uncaptioned(report: Report) -> Problem | None:
+def find_caption_warning(report: Report) -> Problem | None:
     # Legal but rarely intended, so the page asks for confirmation.
     return next((problem_from_json(entry) for entry in report["findings"] if entry["code"] == "no_captions"), None)
 

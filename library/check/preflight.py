@@ -15,7 +15,7 @@ from library.compiler import cache, checks
 from library.config import building, code_names, compile_modes, fixes, ineffective, schema
 from library.config.environment import SWITCHED_ON, first_process, process_count, shards_asked
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, raise_if_any, together
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families import recognition
@@ -60,8 +60,7 @@ def check_before_training(config: RunConfig) -> list[Problem]:
     """Raise ConfigError with every problem of this run; return remarks for its user."""
     images = data.check_data(config, config.grid, Progress(print, PROGRESS_DELAY) if first_process() else None)
     problems, remarks = evaluate(config, images)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if images.masks and first_process():
         print(images.masks)
     return remarks
@@ -93,8 +92,7 @@ def load_named_code(config: RunConfig) -> None:
             lycoris.load_module(name)
     except ConfigError as e:
         problems += e.problems
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
 
 
 def code_notes(config: RunConfig) -> list[Problem]:
@@ -282,7 +280,7 @@ def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
             "= fp16: the activations of {title} exceed its range, so the loss is likely to become NaN; use {instead}",
             title=facts.title,
             instead=instead,
-            fix=fixes.in_bf16(config),
+            fix=fixes.compute_in_bf16(config),
         )
     is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "bf16" and is_old and not facts.exceeds_fp16:
@@ -370,7 +368,7 @@ def _check_machine(config: RunConfig) -> Iterator[Problem]:
     device = _device()
     if device.type == "cpu" and config.precision.mixed_precision == "fp16":
         template = ": fp16 needs a GPU, and none was found; use bf16 or no"
-        yield Problem("mixed_precision", template, fix=fixes.in_bf16(config))
+        yield Problem("mixed_precision", template, fix=fixes.compute_in_bf16(config))
     if missing := attention.missing_kernel(device, config.memory.attention_kernel):
         yield missing
     launchers = [launcher for switch, launcher in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]

@@ -197,7 +197,7 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
     if images and images.items:
         yield Finding("images", "ok", _say_images(config, images))
         yield from _note_several_sizes(images)
-        if sentence := held_out.by_folder(images):
+        if sentence := held_out.held_out_by_folder(images):
             yield Finding("images", "ok", sentence)
         yield from _check_captions(images)
         yield from [Finding("images", "ok", masks)] if masks else []

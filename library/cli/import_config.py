@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     if arguments.json and arguments.to:
         parser.error("--json does not go with --to kohya_ss, which prints JSON in any case")
     if arguments.json:
-        return _in_json(arguments.file, arguments.script, arguments.output)
+        return _import_as_json(arguments.file, arguments.script, arguments.output)
     if importers.is_foreign_dataset(file := importers.parse_file(arguments.file)):
         return _convert_dataset_file(file, arguments.output)
     imported = importers.import_file(arguments.file, configs(), arguments.script)
@@ -83,7 +83,7 @@ def _find_blanks(imported: importers.Imported) -> list[Problem]:
     return find_missing(imported.with_files(dict.fromkeys(imported.texts, "beside")).config)
 
 
-def _in_json(file: Path, script: str, path: Path | None) -> int:
+def _import_as_json(file: Path, script: str, path: Path | None) -> int:
     """Convert, and print the report as one JSON object, even if the file is rejected."""
     try:
         if importers.is_foreign_dataset(foreign_file := importers.parse_file(file)):

@@ -85,11 +85,11 @@ def _check_and_add(argv: list[str], own: dict[str, bool]) -> None:
         return shown.print_json(facts)
     for hint in added.hints:
         print(f"note: {hint}")
-    print(_in_shell(str(added.said)))
+    print(_reword_for_shell(str(added.said)))
     return None
 
 
-def _in_shell(sentence: str) -> str:
+def _reword_for_shell(sentence: str) -> str:
     """The page's sentence with the command in place of its button."""
     return sentence.replace("press Continue in the Runs tab", "kohya queue resume starts it again")
 

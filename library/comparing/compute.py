@@ -14,9 +14,9 @@ from library.comparing import encoder as encoders
 from library.comparing import losses, plan
 from library.comparing.encoder import ImageEncoder
 from library.comparing.plan import SavedFile
-from library.comparing.proposal import FileScore, ProposedFile, proposed
+from library.comparing.proposal import FileScore, ProposedFile, propose_file
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Report, counted
+from library.config.problems import ConfigError, Message, Report, counted, raise_if_any
 from library.config.run_config import RunConfig
 from library.curation.similar_images import NEAR, looks
 from library.data import finding
@@ -103,7 +103,7 @@ class FileComparer:
         comparison = self.comparison
         self._measure: losses.HeldOutLoss | None = None
         if self.images is not None:
-            measured_images, comparison.held_out = losses.measured_on(self.images)
+            measured_images, comparison.held_out = losses.choose_measured_images(self.images)
             self._measure = losses.HeldOutLoss(measured_images, self.config)
             if not comparison.held_out:
                 text = "The run held no images out, so the loss is that of {count} that it was trained on."
@@ -198,7 +198,7 @@ class FileComparer:
             FileScore(file.title, loss, likeness, len(copied), file.is_base)
             for file, loss, likeness, copied in measured
         ]
-        comparison.proposal = proposed(scores, comparison.held_out)
+        comparison.proposal = propose_file(scores, comparison.held_out)
 
     def _look(self, encoder: ImageEncoder, training: Sequence[str], device: torch.device) -> None:
         comparison = self.comparison
@@ -218,8 +218,7 @@ def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | Non
     try:
         report(Message("reading the data set"), 0, 1)
         survey = finding.survey_data(config, report, keep=False)
-        if survey.problems:
-            raise ConfigError(*survey.problems)
+        raise_if_any(survey.problems)
         return survey.images, []
     except ConfigError as error:
         text = "Neither loss nor copies can be measured, as the data set cannot be read any more ({why})."

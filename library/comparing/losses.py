@@ -72,13 +72,15 @@ class HeldOutLoss:
             for number, (batch, text) in enumerate(zip(self._encoded, self._texts, strict=True)):
                 report(Message("measuring the held-out loss"), number, len(self._encoded))
                 batch = replace(batch, text=text).to(device)
-                losses.append(torch.stack([self._at(level, number, batch, measure) for level in levels]).mean())
+                losses.append(
+                    torch.stack([self._loss_at_level(level, number, batch, measure) for level in levels]).mean()
+                )
         return float(torch.stack(losses).mean())
 
     def forget_text(self) -> None:
         self._texts.clear()
 
-    def _at(self, level: float, number: int, batch: Batch, measure: LossFunction) -> Tensor:
+    def _loss_at_level(self, level: float, number: int, batch: Batch, measure: LossFunction) -> Tensor:
         def noise(latents: Tensor) -> NoisedBatch:
             timesteps = torch.full((len(latents),), level, device=latents.device)
             return measure.family.noised(
@@ -128,7 +130,7 @@ class HeldOutLoss:
         return [{name: value.cpu() for name, value in output.items()} for output in outputs]
 
 
-def measured_on(images: ImageSet) -> tuple[ImageSet, bool]:
+def choose_measured_images(images: ImageSet) -> tuple[ImageSet, bool]:
     """Return the images to measure the loss on, and whether they are held out: the validation split, or a few of the
     data set without augmentation.
     """

@@ -31,15 +31,18 @@ class ProposedFile:
     reason: Message
 
 
-def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
+def propose_file(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     """Return the file with the lowest loss among those that copy the fewest training images; without losses the most
     similar one. `held_out`: no file was trained on the images of its loss.
     """
     losses = [(score.loss, at) for at, score in enumerate(scores) if score.loss is not None and not score.is_base]
     if not losses:
-        return _by_likeness(scores)
-    if len(scores) == 1:
-        return ProposedFile(0, Message(ONLY_FILE, file=scores[0].title))
+        return _propose_by_likeness(scores)
+    of_base = _about_base(scores, min(losses)[0])
+    if sum(not score.is_base for score in scores) == 1:
+        ((_, at),) = losses
+        parts = [Message(ONLY_FILE, file=scores[at].title), *of_base]
+        return ProposedFile(at, join_messages(parts, "; "))
     fewest_copies = min(scores[at].copies for _, at in losses)
     candidates = [(loss, at) for loss, at in losses if scores[at].copies == fewest_copies]
     lowest, best = min(candidates)
@@ -52,15 +55,13 @@ def proposed(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
         parts = [
             Message("lowest held-out loss") if held_out else Message("lowest loss on images that it was trained on")
         ]
-    parts += _about_copies(scores, best)
-    if any(score.is_base and score.loss is not None and score.loss <= min(losses)[0] for score in scores):
-        parts.append(Message("no file has a lower loss than the base model"))
+    parts += [*_about_copies(scores, best), *of_base]
     if not held_out:
         parts.append(Message("such a loss favours later files: hold images out with validation_split"))
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
 
 
-def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
+def _propose_by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     candidates = [
         (score.copies, -score.likeness, at)
         for at, score in enumerate(scores)
@@ -71,6 +72,13 @@ def _by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     best = min(candidates)[-1]
     parts = [Message("most like the training images"), *_about_copies(scores, best)]
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
+
+
+def _about_base(scores: Sequence[FileScore], lowest: float) -> list[Message]:
+    """Return the remark that the base model's loss is no higher than the lowest of the files."""
+    if any(score.is_base and score.loss is not None and score.loss <= lowest for score in scores):
+        return [Message("no file has a lower loss than the base model")]
+    return []
 
 
 def _about_copies(scores: Sequence[FileScore], best: int) -> list[Message]:

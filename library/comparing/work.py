@@ -34,7 +34,7 @@ def compare_files(
     plan.saved_files_of_run(run, arguments.files)  # before an encoder is downloaded
     weights_folder = encoder.encoder_folder(arguments.encoder, arguments.into, report) if arguments.encoder else None
     eye = encoder.ImageEncoder(weights_folder) if weights_folder else None
-    with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
+    with _change_to_start_folder(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
         files, notes = plan.saved_files_of_run(run, arguments.files)
         files, damaged = compute.readable_files(files, config)
         images, unread = compute.survey_run_images(config, report)
@@ -78,7 +78,7 @@ def find_problems(
         files, _ = plan.saved_files_of_run(run, max(arguments.files, 1))
     with collecting(found):
         config = plan.config_of_run(run)
-        with _started_in(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
+        with _change_to_start_folder(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
             found += _find_in_config(config, run, files, requested_prompts)
     yield from found
 
@@ -107,7 +107,7 @@ def _prompts_of_captions(config: RunConfig) -> list[Prompt]:
     return compute.caption_prompts(images)
 
 
-def _started_in(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:
+def _change_to_start_folder(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:
     folder = Path(str(run.facts.get("folder") or "."))
     return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 

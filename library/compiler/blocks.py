@@ -17,14 +17,14 @@ from torch import nn
 
 from library.compiler import cache, cudagraph, torch_private
 from library.compiler.block_inputs import BlockInputs
-from library.compiler.checks import find_compile_problems, hooked
+from library.compiler.checks import find_compile_problems, find_hooks
 from library.compiler.entry import graph_shape, with_canonical_inputs
 from library.compiler.log import CompileLog
 from library.compiler.plan import CompilePlan
 from library.compiler.torch_settings import THREAD_SETTINGS, limit_of, torch_version, wanted_settings
 from library.config.compile_modes import MODES, RECORDED_MODES
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, counted
+from library.config.problems import ConfigError, counted, raise_if_any
 
 __all__ = ["find_compile_problems"]  # with what is defined below
 
@@ -99,8 +99,7 @@ def compile_model(  # noqa: PLR0913 - the signature is a published one
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), torch.device("cpu"))
     blocks = list(itertools.chain.from_iterable(target_blocks))
     inputs, backends = inputs or {}, backends or {}
-    if problems := [*find_compile_problems(args, device, disable_linear), *hooked(model, blocks)]:
-        raise ConfigError(*problems)
+    raise_if_any([*find_compile_problems(args, device, disable_linear), *find_hooks(model, blocks)])
     cache.use_cache(getattr(args, "compile_cache_dir", None), device)
     THREAD_SETTINGS.want(wanted_settings(args, device, _most_sizes(inputs)))
     plan = plan or CompilePlan(log)

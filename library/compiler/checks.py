@@ -87,7 +87,7 @@ def _unknown_backends(args: Any) -> Iterator[Problem]:
                 )
 
 
-def hooked(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
+def find_hooks(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[Problem]:
     """Reject hooks inside of blocks: compiled code silently ignores hooks that are added or removed later.
 
     Hooks of a block itself run outside of its compiled code and are allowed.

@@ -53,7 +53,10 @@ def repair(folder: Path) -> int:
     PyTorch detects and replaces other damaged files, but not these. Returns the number of deleted pieces.
     """
     sources = (
-        file for subfolder in _lettered(folder) for file in subfolder.glob("c*.py") if len(file.stem) == NAME_LENGTH
+        file
+        for subfolder in _shard_folders(folder)
+        for file in subfolder.glob("c*.py")
+        if len(file.stem) == NAME_LENGTH
     )
     damaged = [*filter(_is_changed, sources), *filter(_is_torn, _leaf_folders(folder / "triton"))]
     for path in damaged:
@@ -67,7 +70,7 @@ def _cache_pieces(folder: Path) -> Iterator[Piece]:
     for subfolder in (subfolder for name in CACHE_FOLDERS for subfolder in _leaf_folders(folder / name)):
         files = [piece for file in subfolder.iterdir() if (piece := _piece(file))]
         yield Piece(subfolder, max((p.used for p in files), default=0.0), sum(p.size for p in files))
-    for subfolder in _lettered(folder):
+    for subfolder in _shard_folders(folder):
         yield from (piece for file in subfolder.iterdir() if len(file.name) > NAME_LENGTH and (piece := _piece(file)))
 
 
@@ -86,7 +89,7 @@ def _leaf_folders(root: Path) -> Iterator[Path]:
             yield Path(subfolder)
 
 
-def _lettered(folder: Path) -> Iterator[Path]:
+def _shard_folders(folder: Path) -> Iterator[Path]:
     for subfolder in folder.iterdir() if folder.is_dir() else ():
         if len(subfolder.name) == LETTERS and subfolder.is_dir():
             yield subfolder

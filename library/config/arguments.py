@@ -23,7 +23,7 @@ class Arguments(argparse.ArgumentParser):
         words = {word.partition("=")[0] for word in self._argv}
         # argparse's message lists the choices that it expected; options are candidates in any case.
         candidates = {word for word in self._words() if word.startswith("-") or word in message} - words
-        hints = (did_you_mean(word, _of_same_kind(word, candidates)) for word in sorted(words) if word in message)
+        hints = (did_you_mean(word, _candidates_of_kind(word, candidates)) for word in sorted(words) if word in message)
         hint = next((str(hint) for hint in hints if hint), "")
         super().error(message + hint)
 
@@ -38,5 +38,5 @@ class Arguments(argparse.ArgumentParser):
                     yield from parser._words()
 
 
-def _of_same_kind(word: str, candidates: set[str]) -> set[str]:
+def _candidates_of_kind(word: str, candidates: set[str]) -> set[str]:
     return {candidate for candidate in candidates if candidate.startswith("-") == word.startswith("-")}

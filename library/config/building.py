@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.names import OF_DATASET_FILES
-from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name
+from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of, section_options
 from library.config.values import Option, closest, did_you_mean
@@ -56,8 +56,7 @@ def build_config(config: type[C], values: JsonMapping, source: str = "", notes: 
 def build_layers(config: type[C], layers: Iterable[Layer], notes: list[MessageLike] | None = None) -> C:
     """Build a config like `build_config`, from several layers of values; a later layer wins over an earlier one."""
     reading = read_layers(config, layers)
-    if reading.problems:
-        raise ConfigError(*reading.problems)
+    raise_if_any(reading.problems)
     if notes is not None:
         notes.extend(reading.notes)
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from library.config.building import Layer, read_section
-from library.config.problems import ConfigError, Problem, option_name
+from library.config.problems import Problem, option_name, raise_if_any
 from library.config.reading import parse_count
 from library.config.schema import opt
 from library.config.values import did_you_mean, quoted
@@ -98,8 +98,7 @@ def check_launch_options(values: dict[str, Any]) -> Launch:
     """Return checked launch options from values of any origin. Raises ConfigError with every problem."""
     problems: list[Problem] = []
     launch = _read_launch(values, problems)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return launch
 
 

@@ -15,7 +15,7 @@ from library.config.building import Layer, read_section
 from library.config.dataset_rules import PRESERVES_BASE, dataset_problems, wrong
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, raise_if_any
 from library.config.reading import (
     MAX_SIDE,
     parse_extension,
@@ -160,8 +160,7 @@ RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 def load_datasets(config: RunConfig) -> tuple[DatasetConfig, ...]:
     """Return the data of a run. Raises ConfigError with every problem of its dataset file, a line each."""
     datasets, problems = drafted(config)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return datasets
 
 

@@ -22,7 +22,7 @@ def exclusive(config: RunConfig, first: str, *conflicting: str) -> Problem:
     )
 
 
-def in_bf16(run: RunConfig) -> JsonObject:
+def compute_in_bf16(run: RunConfig) -> JsonObject:
     full = {"full_fp16": False, "full_bf16": True} if run.precision.full_fp16 else {}
     return {"mixed_precision": "bf16", **full}
 
@@ -35,14 +35,14 @@ def bucket_limits(sizes: Iterable[tuple[int, int]], buckets: Any) -> JsonObject:
     return {name: limit for name, limit in limits.items() if limit != getattr(buckets, name)}
 
 
-def carried(arguments: Iterable[str]) -> tuple[str, ...]:
+def carried_arguments(arguments: Iterable[str]) -> tuple[str, ...]:
     return tuple(pair for pair in arguments if pair.partition("=")[0].strip() in COMMON_ARGUMENTS)
 
 
 def other_optimizer(run: RunConfig, name: str, rate: float | None = None) -> JsonObject:
     """Return a fix with another optimizer and the arguments that it shares; `rate` applies to everything trained."""
     optim = run.optim
-    shared_arguments = carried(optim.optimizer_args)
+    shared_arguments = carried_arguments(optim.optimizer_args)
     fix: JsonObject = {"optimizer_type": name}
     fix |= {"optimizer_args": shared_arguments} if shared_arguments != optim.optimizer_args else {}
     fix |= {old: False for old in ("use_8bit_adam", "use_lion_optimizer") if getattr(optim, old)}

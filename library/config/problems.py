@@ -323,6 +323,12 @@ def collecting(problems: list[Problem]) -> Iterator[None]:
         problems += e.problems
 
 
+def raise_if_any(problems: Iterable[MessageLike]) -> None:
+    """Raise one ConfigError with all of the problems, if there are any."""
+    if all_problems := [*problems]:
+        raise ConfigError(*all_problems)
+
+
 def attempted(problems: list[Problem], make: Callable[[], T]) -> T | None:
     """Return what `make` returns; None, and its problems among the others, if it raises ConfigError."""
     with collecting(problems):

@@ -18,7 +18,7 @@ from typing import Any
 from library.config.choice_words import word_of_choice
 from library.config.common_names import COMMON_NAMES, DATASET_NAMES
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, raise_if_any
 
 TYPE_WORDS = {
     bool: "true or false",
@@ -151,8 +151,7 @@ class Option:
         if len(wrong) > MAX_WRONG:
             more = Problem("", ": and {count} more like these", count=len(wrong) - MAX_WRONG)
             raise ConfigError(*wrong[:MAX_WRONG], more)
-        if wrong:
-            raise ConfigError(*wrong)
+        raise_if_any(wrong)
         return tuple(values)
 
     def _split_items(self, value: Any) -> list[Any]:

@@ -25,7 +25,7 @@ class Picture:
 
     path: str
     name: str  # path relative to the opened folder, with /
-    folder: str  # the same of its folder; "" is the opened one
+    folder: str  # path of its folder, relative to the opened one; "" is that itself
     num_bytes: int
     modified: int
     caption_file: str  # where its caption is, or would be; "" when another file holds it

@@ -22,7 +22,7 @@ from library.config.dataset import DATASET_KEYS, SUBSET_KEYS, DatasetConfig, Sub
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml, read_outside_text
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, raise_if_any
 from library.config.reading import parse_resolution
 
 # The options of a data set, and of each of its folders, in a form.
@@ -123,8 +123,7 @@ def written(path: Path, tables: Sequence[DatasetTable]) -> str:
     expected = _load_any_tables(path) if path.exists() else {}
     problems: list[Problem] = []
     _apply_tables(expected, tables, dict, problems)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if path.suffix.lower() == ".json":
         return json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
     text = read_outside_text(path) if path.exists() else COMMENT

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from library import data
 from library.config.building import replace_options
-from library.config.problems import ConfigError, counted
+from library.config.problems import counted, raise_if_any
 from library.config.run_config import RunConfig
 from library.data.images import ImageSet, summarise_images
 from library.data.loading import Batches
@@ -17,8 +17,7 @@ def dataset_lines(config: RunConfig, seed: int) -> Iterator[str]:
     """
     config = replace_options(config, cache_info=False)  # cache_info would write files
     checked = data.check_data(config, config.grid)
-    if checked.problems:
-        raise ConfigError(*checked.problems)
+    raise_if_any(checked.problems)
     images = data.scan(config)
     yield from (f"note: {warning}" for warning in checked.warnings)
     yield from [str(checked.masks)] if checked.masks else []

@@ -167,11 +167,11 @@ def _encode_images(todo: list[LatentEntry], job: EncodingJob, keep: Callable[[La
             "there is no VAE to encode {images} not cached yet: name one", images=counted(len(todo), "image")
         )
     vae.to(job.world.device)
-    batches = _by_size(todo, job.config.cache.vae_batch_size)
+    batches = _batches_of_one_size(todo, job.config.cache.vae_batch_size)
 
     def encoded() -> Iterator[list[tuple[LatentEntry, Arrays]]]:
         for pictures in ahead(_open_pictures, batches, num_workers(LOADERS)):
-            yield _encoded(pictures, job)
+            yield _encode_pictures(pictures, job)
 
     def write_batch(batch: list[tuple[LatentEntry, Arrays]]) -> int:
         for entry, arrays in batch:
@@ -182,7 +182,7 @@ def _encode_images(todo: list[LatentEntry], job: EncodingJob, keep: Callable[[La
     vae.to("cpu")
 
 
-def _by_size(todo: Iterable[LatentEntry], batch_size: int) -> Iterator[list[LatentEntry]]:
+def _batches_of_one_size(todo: Iterable[LatentEntry], batch_size: int) -> Iterator[list[LatentEntry]]:
     """Yield batches of one size each, the largest first."""
     # If memory is short, the largest fails at once.
     groups: dict[tuple, list[LatentEntry]] = {}
@@ -218,7 +218,7 @@ def _open_pictures(batch: list[LatentEntry]) -> _Pictures:
     return _Pictures(batch, torch.stack(colours), masks, [torch.stack(row) for row in controls])
 
 
-def _encoded(pictures: _Pictures, job: EncodingJob) -> list[tuple[LatentEntry, Arrays]]:
+def _encode_pictures(pictures: _Pictures, job: EncodingJob) -> list[tuple[LatentEntry, Arrays]]:
     batch, device = pictures.batch, job.world.device
     arrays_by_image: list[Arrays] = [{} for _ in batch]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.dataset import DatasetConfig, drafted
-from library.config.problems import ConfigError, Problem, Report, counted
+from library.config.problems import Problem, Report, counted, raise_if_any
 from library.config.run_config import RunConfig
 from library.data import folder_problems, folders, held_out
 from library.data.controls import find_missing_controls, find_unused_controls
@@ -25,8 +25,7 @@ def scan(config: RunConfig, report: Report | None = None) -> ImageSet:
     Raises ConfigError with every problem, one per line.
     """
     survey = survey_data(config, report)
-    if survey.problems:
-        raise ConfigError(*survey.problems)
+    raise_if_any(survey.problems)
     return survey.images
 
 
@@ -69,7 +68,7 @@ def _image_sets(
     """Return the images to train on, and those held out, once each and without augmentation."""
     train, validation = ImageSet([], datasets, held_out=split.marks), ImageSet([], datasets, is_validation=True)
     for dataset, learned, held, regular in zip(datasets, split.learned, split.held_out, split.regular, strict=True):
-        train.items += learned + _balanced(survey, regular, learned)
+        train.items += learned + _balance_regularisation(survey, regular, learned)
         plain_subsets = {id(subset): held_out.plain_options(subset) for subset in dataset.subsets}
         validation.items += (replace(image, repeats=1, subset=plain_subsets[id(image.subset)]) for image in held)
     return train, validation
@@ -180,7 +179,7 @@ def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Im
     return images
 
 
-def _balanced(survey: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
+def _balance_regularisation(survey: Survey, regular: list[Image], learned: list[Image]) -> list[Image]:
     """Return the regularisation images to use with these images."""
     used = balance(regular, sum(image.repeats for image in learned))
     if unused := [image.path for image in regular[len(used) :]]:

@@ -223,7 +223,7 @@ def about_images(template: str, **facts: Any) -> Problem:
     return Problem("", template, **details)
 
 
-def capped(problems: list[Problem]) -> Iterator[Problem]:
+def cap_problems(problems: list[Problem]) -> Iterator[Problem]:
     """Yield the first MAX_MESSAGES_PER_KIND problems of one kind, then the number of the others."""
     yield from problems[:MAX_MESSAGES_PER_KIND]
     if len(problems) > MAX_MESSAGES_PER_KIND:
@@ -236,4 +236,4 @@ def capped_by_kind(problems: Iterable[Problem]) -> Iterator[Problem]:
     for problem in dict.fromkeys(problems):
         kinds.setdefault(problem.template, []).append(problem)
     for alike in kinds.values():
-        yield from capped(alike)
+        yield from cap_problems(alike)

@@ -218,7 +218,7 @@ def plain_options(subset: SubsetConfig) -> SubsetConfig:
 # ---- reports
 
 
-def by_folder(images: "ImageSet") -> Message | None:
+def held_out_by_folder(images: "ImageSet") -> Message | None:
     """Return how many images are held out of which folder; None if none are."""
     if not images.validation:
         return None

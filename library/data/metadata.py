@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import LIST, load_json, parse_json, read_outside_text
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Message, Problem, raise_if_any
 from library.config.values import quoted
 from library.data.captions import join_tags
 from library.files import json_text, write_atomic
@@ -66,8 +66,7 @@ def read_metadata_file(
             entries.append(_metadata_entry(row, folder, source, separator))
         except ConfigError as e:
             problems += e.problems
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return entries
 
 
@@ -136,9 +135,9 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     """Yield all images of a file. Lines that name none are appended to `problems`."""
     suffix = source.suffix.lower()
     if suffix in TABLE_SUFFIXES:
-        listed = _of_table(text, source, problems)
+        listed = _parse_table(text, source, problems)
     elif suffix == ".jsonl":
-        listed = _of_lines(text, source, problems)
+        listed = _parse_jsonl(text, source, problems)
     else:
         content = parse_json(text, source)
         if isinstance(content, dict):
@@ -175,7 +174,7 @@ def _rows(text: str, source: Path, problems: list[Problem]) -> list[Row]:
     return rows
 
 
-def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
+def _parse_jsonl(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, Any]]:
     """Yield the objects of a JSONL file with their line numbers. Invalid JSON is appended to `problems`."""
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -187,7 +186,7 @@ def _of_lines(text: str, source: Path, problems: list[Problem]) -> list[tuple[in
     return lines
 
 
-def _of_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
+def _parse_table(text: str, source: Path, problems: list[Problem]) -> list[tuple[int, JsonObject]]:
     """Yield the rows of a table with their line numbers."""
     header = text.partition("\n")[0]
     comma = ";" if ";" in header and "," not in header else ","

@@ -49,7 +49,7 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
     images = [*survey.images.items, *(survey.images.validation.items if survey.images.validation else ())]
     stops, notes = [*capped_by_kind(survey.problems)], list(survey.warnings)
     to_disk = config.cache.cache_latents_to_disk
-    stops += _damaged(survey, images, config, report, quick)
+    stops += _find_damaged(survey, images, config, report, quick)
     for dataset in survey.images.datasets:
         if dataset.resolution:
             reported = {option for stop in stops for option in stop.options}  # such as by the rules of a dataset file
@@ -90,7 +90,7 @@ def _says_no_more(note: Problem, config: RunConfig, is_bare: bool) -> bool:
     return "dataset_repeats" in note.fix and not any(counted_epochs)
 
 
-def _damaged(
+def _find_damaged(
     survey: Survey, images: list[Image], config: RunConfig, report: Report | None, quick: bool
 ) -> Iterator[Problem]:
     """Yield images, masks, control and reference images that cannot be decoded. Those with valid cached latents are
@@ -246,8 +246,8 @@ def _about_captions(config: RunConfig, survey: Survey) -> Iterator[Problem]:
 
 
 def _about_images(images: list[Image]) -> Iterator[Problem]:
-    yield from _turned(images)
-    yield from _cropped(images)
+    yield from _find_turned(images)
+    yield from _find_cropped(images)
     yield from _transparent(images)
     small = sorted({i.path for i in images if i.fit.resized[0] > i.size[0] * 1.5 or i.fit.resized[1] > i.size[1] * 1.5})
     if small:
@@ -265,7 +265,7 @@ def _about_images(images: list[Image]) -> Iterator[Problem]:
         )
 
 
-def _turned(images: list[Image]) -> Iterator[Problem]:
+def _find_turned(images: list[Image]) -> Iterator[Problem]:
     """Warn of images, control and reference images that are not trained as viewers show them."""
     stored = {i.path for i in images if not i.how.upright}
     stored |= {control.path for i in images for control in i.controls if not control.how.upright}
@@ -280,7 +280,7 @@ def _turned(images: list[Image]) -> Iterator[Problem]:
         )
 
 
-def _cropped(images: list[Image]) -> Iterator[Problem]:
+def _find_cropped(images: list[Image]) -> Iterator[Problem]:
     """Warn of images and reference images of which the crop cuts much off."""
     at_random = {i.path for i in images if i.subset.random_crop or i.subset.face_crop_aug_range}
     lost_by_image = {i.path: max(i.fit.cut) for i in images if i.path not in at_random}

@@ -15,7 +15,7 @@ from library.data import captions, folder_problems, folders, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of
-from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped, some, some_files
+from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, cap_problems, some, some_files
 from library.data.images import Image
 from library.data.pixels import header_size
 from library.data.survey import FoundImage, Survey
@@ -86,7 +86,7 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
         entries = metadata.read_metadata_file(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
-        survey.problems += capped([problem.replaced(topic="images") for problem in e.problems])
+        survey.problems += cap_problems([problem.replaced(topic="images") for problem in e.problems])
         return []
     candidates, absent = [], []
     for entry in entries:
@@ -145,7 +145,7 @@ def read_sizes(
             broken.append(candidate.path)
         else:
             good.append((candidate, size, words))
-    survey.problems += capped(bad_words)
+    survey.problems += cap_problems(bad_words)
     if broken:
         survey.problems.append(
             about_images(

@@ -119,7 +119,7 @@ class GradientAverager:
         return arrived
 
 
-def by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
+def parameters_by_arrival(method: TrainingMethod) -> list[nn.Parameter]:
     """Return trained parameters roughly in the order of their gradients: last layers first, denoiser before text
     encoders.
     """

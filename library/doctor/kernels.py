@@ -50,7 +50,7 @@ def attention_packages() -> list[str]:
 def fp8_works() -> bool:
     """Return whether fp8 products with row scales work and give correct results."""
     a, b = (torch.randn(64, 64, device="cuda") for _ in range(2))
-    (x, by_row), (y, by_column) = _in_8_bits(a), _in_8_bits(b)
+    (x, by_row), (y, by_column) = _quantize_rows(a), _quantize_rows(b)
     try:
         product = torch_private.scaled_mm(x, y.t(), by_row, by_column.t())
     except (RuntimeError, AttributeError, ValueError):
@@ -59,6 +59,6 @@ def fp8_works() -> bool:
     return bool(torch.allclose(product.float(), expected, rtol=0.05, atol=0.5))
 
 
-def _in_8_bits(x: Any) -> tuple[Any, Any]:
+def _quantize_rows(x: Any) -> tuple[Any, Any]:
     scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
     return (x / scale).to(torch.float8_e4m3fn), scale.float()

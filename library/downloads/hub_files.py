@@ -84,7 +84,7 @@ def unreachable_file(option: str, name: str, why: Message | str) -> Problem:
     return Problem(option, UNREACHABLE, name=name, why=why)
 
 
-def announced(option: str, name: str) -> Problem:
+def announce_download(option: str, name: str) -> Problem:
     """Return the remark that a file will be downloaded, with its size. Queries the hub; raises ConfigError if it is
     unreachable, or lacks the file.
     """

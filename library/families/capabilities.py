@@ -70,6 +70,11 @@ class HasBlockChain(Protocol):
     block_chain: BlockChain
 
 
+# Kinds of device on which layers that read one input are computed as one product. On a CPU larger products would change
+# the last bits of losses.
+JOINED_ON = {"cuda"}
+
+
 @dataclass(frozen=True)
 class BlockModulation:
     """The layers of a block that read nothing but its conditioning vector (of the time, and of pooled text)."""

@@ -14,7 +14,7 @@ from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError, Message, Problem, counted, together
+from library.config.problems import ConfigError, Message, Problem, counted, raise_if_any, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
 from library.config.values import quoted
@@ -342,8 +342,7 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
 
 def read_network_args(config: AdapterRun) -> Any:
     """Return the arguments as the module's own dataclass. Raises ConfigError with all problems."""
-    if problems := list(find_network_args_problems(config)):
-        raise ConfigError(*problems)
+    raise_if_any(find_network_args_problems(config))
     cls = args_class(config)
     return read_leniently(config, cls)[0] if cls else network_args_as_text(config)
 

@@ -181,7 +181,7 @@ def _import_stored_network(builder: ImportBuilder) -> None:
     network_args = optimizer_args({key: value for key, value in arguments.items() if key != "dropout"})
     values: JsonObject = {"network_args": network_args} if network_args else {}
     if values:
-        builder.change("ss_network_args", describe(values), values)
+        builder.convert("ss_network_args", values)
     else:
         builder.empty("ss_network_args")
     if module in OLD_MODULES:
@@ -250,7 +250,7 @@ def _import_stored_images(builder: ImportBuilder) -> None:
                 sets = [first]
         if count := to_number(options.get("batch_size_per_device")):
             values["train_batch_size"] = int(count)
-        builder.change("ss_datasets", describe(values), values)
+        builder.convert("ss_datasets", values)
         if len(sets) > 1:
             builder.notes.append(Message("only the first of {count} data sets is read", count=len(sets)))
     if size := builder.get("ss_resolution"):
@@ -273,10 +273,9 @@ def _import_modelspec(builder: ImportBuilder) -> None:
     values = {"v_parameterization": True} if kind == "v" else {}
     builder.explain(describe(values) or nearest_prediction(kind), "modelspec.prediction_type")
     if values:
-        builder.change("modelspec.prediction_type", describe(values), values)
+        builder.convert("modelspec.prediction_type", values)
     if match := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
-        values = {"min_timestep": int(match[1]), "max_timestep": int(match[2])}
-        builder.change("modelspec.timestep_range", describe(values), values)
+        builder.convert("modelspec.timestep_range", {"min_timestep": int(match[1]), "max_timestep": int(match[2])})
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
         if key in builder.source:
             builder.explain(Message("is {option} here", option=option_name(option)), key)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, Problem, option_names
+from library.config.problems import ConfigError, Message, Problem
 from library.importers import aitoolkit_data, aitoolkit_learning
 from library.importers.builder import ImportBuilder, describe, is_on, script_of_family
 from library.importers.shared import (
@@ -15,6 +15,7 @@ from library.importers.shared import (
     import_assistant,
     load_tables,
     other_model_error,
+    other_networks,
     own_name,
     precision,
     say_nearest,
@@ -178,7 +179,7 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         share = builder.number("model.layer_offloading_transformer_percent")
         _, _, blocks, most = transformer_of(builder)
         blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
-        builder.change("model.layer_offloading", describe({"blocks_to_swap": blocks}), {"blocks_to_swap": blocks})
+        builder.convert("model.layer_offloading", {"blocks_to_swap": blocks})
         if share is not None:
             builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")
 
@@ -192,26 +193,27 @@ def _import_extra_networks(builder: ImportBuilder) -> None:
     unread = {"clip_l"} if "chroma" in _identifying_strings(builder.source) else set()  # which Chroma does not have
     options = (option for option in transformer_of(builder).parts if option not in {*builder.values, *unread})
     parts = dict.fromkeys(options, extras_path)
-    builder.change(key, Message("the networks beside the transformer: {names}", names=option_names(parts)), parts)
+    builder.change(key, other_networks(parts), parts)
 
 
 def _import_aitoolkit_output(builder: ImportBuilder) -> None:
     folder, name = builder.get("training_folder"), builder.get("name")
     if folder:
         path = f"{str(folder).rstrip('/')}/{name}" if name else str(folder)
-        builder.change("training_folder", describe({"output_dir": path}), {"output_dir": path})
+        builder.convert("training_folder", {"output_dir": path})
     builder.rename("save.dtype", "save_precision", precision(builder.get("save.dtype"), "float"))
     kept_saves, interval = builder.number("save.max_step_saves_to_keep"), builder.number("save.save_every")
     if kept_saves and interval:
-        values = {"save_last_n_steps": steps_of_kept(kept_saves, interval)}
-        builder.change("save.max_step_saves_to_keep", describe(values), values)
+        builder.convert("save.max_step_saves_to_keep", {"save_last_n_steps": steps_of_kept(kept_saves, interval)})
     if str(builder.get("save.save_format")) == "diffusers" and builder.is_unet and not builder.adapters:
         builder.rename("save.save_format", "save_model_as", "diffusers_safetensors")
     if is_on(builder.get("save.push_to_hub")) and builder.get("save.hf_repo_id"):
         builder.change("save.push_to_hub", "huggingface_repo_id says so")
         builder.rename("save.hf_repo_id", "huggingface_repo_id")
-        values = {"huggingface_repo_visibility": "private" if is_on(builder.get("save.hf_private")) else "public"}
-        builder.change("save.hf_private", describe(values), values)
+        builder.convert(
+            "save.hf_private",
+            {"huggingface_repo_visibility": "private" if is_on(builder.get("save.hf_private")) else "public"},
+        )
     if is_on(builder.get("logging.use_wandb")):
         builder.change("logging.use_wandb", "log_with = wandb", {"log_with": "wandb"})
         builder.import_keys({"logging.project_name": "log_tracker_name"})

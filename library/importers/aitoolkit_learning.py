@@ -6,6 +6,7 @@ from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
     ALL_LAYERS_OF_KREA_2,
     OWN_LAYERS,
+    QUANTIZED,
     equal,
     equivalent_optimizer,
     load_tables,
@@ -43,8 +44,7 @@ def _import_aitoolkit_network(builder: ImportBuilder) -> None:
         algo = {"dora": ["algo=lora", "dora_wd=True"]}.get(kind, [f"algo={kind}"])
         if kind == "lokr":
             algo += [f"factor={builder.get('network.lokr_factor') or -1}", *(["full_matrix=True"] if whole else [])]
-        quantized = {"fp8_base", "fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys()
-        algo += ["bypass_mode=True"] if quantized else []
+        algo += ["bypass_mode=True"] if QUANTIZED & builder.values.keys() else []
         values = {"network_module": "lycoris.kohya", "network_args": [*algo, *arguments]}
         builder.change("network.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
         builder.explain("becomes one of network_args", "network.lokr_full_rank", "network.lokr_factor")
@@ -73,13 +73,8 @@ def _convolution_arguments(builder: ImportBuilder) -> list[str]:
         value = builder.get(key) if builder.get(key) is not None else builder.get("network.conv")
         if builder.number("network.conv") and to_number(value) is not None:
             arguments.append(f"{argument}={value}")
-            builder.explain(
-                Message(
-                    "is {option} here",
-                    option=Message("{option} {value}", option=option_name("network_args"), value=argument),
-                ),
-                key,
-            )
+            option = Message("{option} {value}", option=option_name("network_args"), value=argument)
+            builder.explain(Message("is {option} here", option=option), key)
     return arguments
 
 
@@ -97,7 +92,7 @@ def _import_aitoolkit_length(builder: ImportBuilder) -> None:
     builder.change("train.steps", text, {"max_train_steps": steps})
     if key in builder.source:
         count = max(1, batches)
-        builder.change(key, describe({"gradient_accumulation_steps": count}), {"gradient_accumulation_steps": count})
+        builder.convert(key, {"gradient_accumulation_steps": count})
     builder.empty("train.gradient_accumulation", "train.gradient_accumulation_steps")
 
 
@@ -280,7 +275,7 @@ def _import_preservation(builder: ImportBuilder) -> None:
         weight, prompt = builder.number(f"{switch}_multiplier"), given if isinstance(given, str) else ""
         values: JsonObject = {"preserve_weight": 1.0 if weight is None else weight}
         values |= {"preserve_prompt": prompt} if prompt else {}
-        builder.change(switch, describe(values), values)
+        builder.convert(switch, values)
         builder.explain(option_name("preserve_weight"), f"{switch}_multiplier")
         builder.explain(option_name("preserve_prompt"), f"{switch}_class")
 

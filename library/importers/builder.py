@@ -92,6 +92,10 @@ class ImportBuilder:
     def change(self, key: str, text: MessageLike, values: JsonMapping | None = None) -> None:
         self._set(key, KeyOutcome(key, "changed", text), values or {})
 
+    def convert(self, key: str, values: JsonMapping) -> None:
+        """Set the options that a key becomes; the report lists them with their values."""
+        self.change(key, describe(values), values)
+
     def choice_of_script(self, values: JsonMapping | None = None) -> Message:
         """Return the text of a key that chooses the script, and these options with it."""
         chosen = join_messages([self.script, *([describe(values)] if values else [])])
@@ -138,6 +142,10 @@ class ImportBuilder:
         else:
             self.put(key, values)
             self.outcomes.setdefault(key, KeyOutcome(key, "changed", text))
+
+    def derive(self, key: str, values: JsonMapping) -> None:
+        """Set options like `set_by`; the report lists them with their values."""
+        self.set_by(key, describe(values), values)
 
     def freeze_encoders(self) -> None:
         text = "no text encoder learns: network_train_unet_only"

@@ -3,17 +3,19 @@
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, option_name, option_names
+from library.config.problems import ConfigError, Message, option_name
 from library.importers import diffusion_pipe_data, diffusion_pipe_learning
 from library.importers.builder import ImportBuilder, describe, is_on
 from library.importers.shared import (
     NO_MODEL,
     chooses_chroma,
     chooses_version,
+    compute_dtype,
     equal,
     flatten_tables,
     load_tables,
     other_model_error,
+    other_networks,
     own_name,
     precision,
     tables_of_list,
@@ -80,8 +82,7 @@ def _import_pipe_model(builder: ImportBuilder) -> None:
     ]
     for key in model_keys[1:]:
         if key == "model.diffusers_path" and part_options:
-            text = Message("the networks beside the transformer: {names}", names=option_names(part_options))
-            builder.change(key, text, dict.fromkeys(part_options, builder.get(key)))
+            builder.change(key, other_networks(part_options), dict.fromkeys(part_options, builder.get(key)))
         else:
             builder.ignore(
                 key, Message("another key says {option}", option=option_name("pretrained_model_name_or_path"))
@@ -113,11 +114,7 @@ def _import_pipe_parts(builder: ImportBuilder) -> None:
 
 
 def _import_pipe_precision(builder: ImportBuilder) -> None:
-    half = precision(builder.get("model.dtype") or "bfloat16")
-    values: JsonObject = {"mixed_precision": half}
-    if not builder.adapters and half != "no":
-        values[f"full_{half}"] = True
-    builder.set_by("model.dtype", describe(values), values)
+    builder.derive("model.dtype", compute_dtype(builder, precision(builder.get("model.dtype") or "bfloat16")))
     if builder.get("save_dtype"):
         builder.rename("save_dtype", "save_precision", precision(builder.get("save_dtype"), "float"))
     for key in ("model.transformer_dtype", "model.diffusion_model_dtype"):
@@ -125,7 +122,7 @@ def _import_pipe_precision(builder: ImportBuilder) -> None:
         if not kind or not builder.adapters:
             builder.ignore(key, "weights that learn have at least 16 bits")
         elif kind.startswith("float8"):
-            builder.change(key, describe({"fp8_base_unet": True}), {"fp8_base_unet": True})
+            builder.convert(key, {"fp8_base_unet": True})
         elif kind == "nf4":
             builder.change(key, equal(kind, describe({"base_bits": 4})), {"base_bits": 4})
         else:
@@ -147,12 +144,10 @@ def _import_text_adapter(builder: ImportBuilder) -> None:
 
 def _import_pipe_memory(builder: ImportBuilder) -> None:
     if (count := builder.number("blocks_to_swap")) and transformer_of(builder).blocks:
-        values = {"blocks_to_swap": min(int(count), transformer_of(builder).most_swapped)}
-        builder.change("blocks_to_swap", describe(values), values)
+        builder.convert("blocks_to_swap", {"blocks_to_swap": min(int(count), transformer_of(builder).most_swapped)})
     key = "activation_checkpointing"
     if str(builder.get(key)) == "unsloth":
-        values = {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}
-        builder.change(key, describe(values), values)
+        builder.convert(key, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True})
     elif key in builder.source:
         builder.rename(key, "gradient_checkpointing", is_on(builder.get(key)))
     if is_on(builder.get("monitoring.enable_wandb")):
@@ -169,17 +164,15 @@ def _import_pipe_caches(builder: ImportBuilder) -> None:
     """Map what it does in every training: caches latents on disk, and text encoder outputs except SDXL's, which are
     trained.
     """
-    values: JsonObject = {"cache_latents": True, "cache_latents_to_disk": True}
-    builder.set_by("cache_latents", describe(values), values)
+    builder.derive("cache_latents", {"cache_latents": True, "cache_latents_to_disk": True})
     if builder.family == "sdxl":
         if not builder.adapters:
-            builder.set_by("train_text_encoder", describe({"train_text_encoder": True}), {"train_text_encoder": True})
+            builder.derive("train_text_encoder", {"train_text_encoder": True})
         return
     if builder.adapters:
         builder.freeze_encoders()
     key = "model.cache_text_embeddings"
     if key not in builder.source or is_on(builder.source[key]):
-        cached = {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-        builder.set_by(key, describe(cached), cached)
+        builder.derive(key, {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True})
     else:
         builder.change(key, describe({"cache_text_encoder_outputs": False}))

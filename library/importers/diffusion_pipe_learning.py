@@ -11,7 +11,8 @@ from library.importers.shared import (
     optimizer_args,
     say_nearest,
     simplify_name,
-    transformer_of,
+    timestep_options,
+    train_lycoris,
 )
 
 TRAINER_NAME = "diffusion-pipe"
@@ -24,7 +25,6 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
         return
     kind, rank = str(builder.get("adapter.type") or "lora"), builder.number("adapter.rank") or 16
     if kind == "lokr":
-        values: JsonObject = {"network_module": "lycoris.kohya"}
         arguments = ["algo=lokr", f"factor={int(builder.number('adapter.decompose_factor') or -1)}"]
         if rank >= FULL_RANK:
             arguments.append("full_matrix=True")
@@ -32,9 +32,7 @@ def _import_pipe_network(builder: ImportBuilder) -> None:
             builder.change("adapter.rank", "is network_args full_matrix=True here", {"network_dim": 1})
         if dropout := builder.number("adapter.rank_dropout"):
             arguments.append(f"rank_dropout={dropout:g}")
-        quantized = {"fp8_base_unet", "base_bits"} & builder.values.keys()
-        values["network_args"] = [*arguments, *(["bypass_mode=True"] if quantized else [])]
-        builder.change("adapter.type", equal(kind, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
+        train_lycoris(builder, "adapter.type", kind, arguments)
         builder.explain("becomes one of network_args", "adapter.decompose_factor", "adapter.rank_dropout")
     else:
         values = {"network_args": [ALL_LAYERS_OF_KREA_2[0]]} if builder.family == "krea_2" else {}
@@ -112,7 +110,7 @@ def _import_pipe_schedule(builder: ImportBuilder) -> None:
     rate = builder.number("optimizer.lr")
     if name == "cosine" and rate and rate > 1e-6:
         values = {"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": float(f"{1e-6 / rate:.4g}")}
-    builder.set_by("lr_scheduler", describe(values), values)
+    builder.derive("lr_scheduler", values)
     if warmup:
         builder.rename("warmup_steps", "lr_warmup_steps", warmup)
     builder.empty("warmup_steps")
@@ -129,16 +127,14 @@ def _import_pipe_length(builder: ImportBuilder) -> None:
     batch = _images_per_step(builder) * int(builder.number("gradient_accumulation_steps") or 1)
     if examples := builder.number("save_every_n_examples"):
         interval = max(1, int(examples) // batch)
-        builder.change(
-            "save_every_n_examples", describe({"save_every_n_steps": interval}), {"save_every_n_steps": interval}
-        )
+        builder.convert("save_every_n_examples", {"save_every_n_steps": interval})
     if builder.number("checkpoint_every_n_epochs"):
         builder.ignore("checkpoint_every_n_epochs", "save_state saves a state with each file")
     if share := builder.number("uncond_fraction"):
         builder.rename("uncond_fraction", "caption_dropout_rate", share)
     if c := builder.number("pseudo_huber_c"):
         values = {"loss_type": "huber", "huber_schedule": "constant", "huber_c": c}
-        builder.change("pseudo_huber_c", describe(values), values)
+        builder.convert("pseudo_huber_c", values)
 
 
 def _images_per_step(builder: ImportBuilder) -> int:
@@ -157,16 +153,8 @@ def _import_pipe_timesteps(builder: ImportBuilder) -> None:
         return
     method, shift = str(builder.get(keys[0]) or "logit_normal"), builder.number(keys[2])
     by_size = not shift and is_on(builder.get(keys[3]))
-    values: JsonObject = {"model_prediction_type": "raw"}
-    is_same = method in ("logit_normal", "uniform") and not (method == "uniform" and by_size)
-    if method == "uniform" and not by_size:
-        values["timestep_sampling"] = "sigma" if shift else "uniform"
-        values |= {"weighting_scheme": "none"} if shift else {}
-    else:
-        values["timestep_sampling"] = transformer_of(builder).size_shift if by_size else "shift" if shift else "sigmoid"
-        values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
-    if shift:
-        values["discrete_flow_shift"] = shift
+    is_same = method == "logit_normal" or (method == "uniform" and not by_size)
+    values = timestep_options(builder, method == "uniform", shift, by_size, builder.number(keys[1]))
     if builder.family == "flux" and not is_on(builder.get("model.bypass_guidance_embedding")):
         scale = builder.number("model.guidance")
         values["guidance_scale"] = 1.0 if scale is None else scale

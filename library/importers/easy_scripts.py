@@ -123,8 +123,7 @@ def _import_easy_optimizer(builder: ImportBuilder) -> None:
         if isinstance(settings := builder.get(key), Mapping):
             of_both = is_same or key != "optimizer_args"
             shared = {name: value for name, value in settings.items() if of_both or name in SHARED_ARGUMENTS}
-            values = {key: optimizer_args(shared)}
-            builder.change(key, describe(values), values)
+            builder.convert(key, {key: optimizer_args(shared)})
             left = ", ".join(name for name in settings if name not in shared)
             if left:
                 builder.notes.append(Message("only {optimizer} has {names}", optimizer=their_name, names=left))

@@ -133,7 +133,7 @@ def read_encoder_end(builder: ImportBuilder, tab: str) -> None:
         )
     elif percent and (percent < 0 or total):
         end = -1 if percent < 0 else math.ceil(total * percent / 100)
-        builder.change(OLD_ENCODER_END, describe({ENCODER_END: end}), {ENCODER_END: end})
+        builder.convert(OLD_ENCODER_END, {ENCODER_END: end})
     elif percent:
         text = "it is a percentage of steps that only the training counts: set {option} to a step"
         builder.ignore(OLD_ENCODER_END, Message(text, option=option_name(ENCODER_END)))

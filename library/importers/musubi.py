@@ -71,7 +71,7 @@ def read_config(settings: JsonMapping, script: str = "") -> ImportBuilder:
         builder.change("dataset_config", text)
     for key, version in MUSUBI_TABLES["old_versions"].items():  # the older switches for one of Qwen-Image-Edit
         if builder.family == "qwen_image" and is_on(builder.get(key)):
-            builder.change(key, describe({"model_version": version}), {"model_version": version})
+            builder.convert(key, {"model_version": version})
     _import_musubi_lycoris(builder, module)
     sampling = _import_musubi_sampling(builder)
     _import_musubi_timesteps(builder, sampling)

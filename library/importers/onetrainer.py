@@ -3,7 +3,7 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, option_names
+from library.config.problems import ConfigError, Message, MessageLike
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, describe, family_of_script, is_on, script_of_family, to_number
 from library.importers.onetrainer_embedding import EMBEDDING, EMBEDDING_IMPORTS, EMBEDDING_SCRIPTS
@@ -15,6 +15,7 @@ from library.importers.shared import (
     flatten_tables,
     load_tables,
     other_method_error,
+    other_networks,
     own_name,
     precision,
     split_path,
@@ -108,13 +109,9 @@ def _import_transformer(builder: ImportBuilder) -> None:
     if str(builder.source["model_type"]) == "CHROMA_1":
         options = [option for option in options if option != "clip_l"]
     parts = {option: base for option in options if base and option not in builder.values}
-    builder.change(key, describe({"pretrained_model_name_or_path": name}), {"pretrained_model_name_or_path": name})
+    builder.convert(key, {"pretrained_model_name_or_path": name})
     if parts:
-        builder.change(
-            "base_model_name",
-            Message("the networks beside the transformer: {names}", names=option_names(parts)),
-            parts,
-        )
+        builder.change("base_model_name", other_networks(parts), parts)
 
 
 def _import_onetrainer_output(builder: ImportBuilder) -> None:

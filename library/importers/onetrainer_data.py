@@ -241,7 +241,7 @@ def _import_onetrainer_caching(builder: ImportBuilder, concepts: list[JsonMappin
     varied = any(is_on(t.get("enable_tag_shuffling")) or is_on(t.get("tag_dropout_enable")) for t in texts)
     if is_cached and not learns and not varied and not builder.values.get("caption_dropout_rate"):
         values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    builder.change("latent_caching", describe(values), values)
+    builder.convert("latent_caching", values)
 
 
 def _import_onetrainer_samples(builder: ImportBuilder) -> None:
@@ -277,7 +277,7 @@ def _import_sample_interval(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("sample_after_unit")), builder.number("sample_after")
     if unit in ("STEP", "EPOCH") and count:
         name = f"sample_every_n_{unit.casefold()}s"
-        builder.change("sample_after", describe({name: int(count)}), {name: int(count)})
+        builder.convert("sample_after", {name: int(count)})
     elif unit not in ("NEVER", "ALWAYS"):
         explanation = "samples are generated every N epochs or steps here, not by time; once per epoch is set"
         builder.change("sample_after", explanation, {"sample_every_n_epochs": 1})

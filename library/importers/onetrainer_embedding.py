@@ -31,7 +31,7 @@ def import_word(builder: ImportBuilder) -> None:
     rate = builder.number(key) or 0.0
     builder.change(key, describe({"learning_rate": f"{rate:g}"}), {"learning_rate": rate})
     mixed = precision(builder.get("train_dtype"))
-    builder.change("train_dtype", describe({"mixed_precision": mixed}), {"mixed_precision": mixed})
+    builder.convert("train_dtype", {"mixed_precision": mixed})
     import_other_dtypes(builder)
     starts = (f"{image_part(builder)}.", "text_encoder", "embedding.", "embedding_", *OF_ADAPTERS)
     for key in builder.left():

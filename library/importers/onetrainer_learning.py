@@ -4,6 +4,7 @@ import math
 
 from library.config.json_types import JsonObject
 from library.config.problems import Message, option_name
+from library.families import facts_of
 from library.importers.builder import ImportBuilder, describe, is_on
 from library.importers.onetrainer_model import ENCODER_KEYS, image_part
 from library.importers.shared import equal, equivalent_optimizer, load_tables, say_nearest, simplify_name
@@ -185,7 +186,7 @@ def _import_encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: 
     if not any(learns):
         builder.change(key, "no text encoder learns: network_train_unet_only", {"network_train_unet_only": True})
         return
-    builder.change(key, describe({"text_encoder_lr": rates}), {"text_encoder_lr": rates})
+    builder.convert(key, {"text_encoder_lr": rates})
     if builder.family == "flux" and learns[t5]:
         arguments = [*builder.values.get("network_args", ()), "train_t5xxl=True"]
         explanation = "network_args train_t5xxl=True"
@@ -195,10 +196,8 @@ def _import_encoder_adapters(builder: ImportBuilder, learns: list[bool], rates: 
 def _import_encoder_training(builder: ImportBuilder, learns: list[bool], rates: list[float]) -> None:
     if not builder.is_unet:
         if any(learns):
-            titles = {"flux": "FLUX.1", "flux_2": "FLUX.2", "krea_2": "Krea 2", "zimage": "Z-Image", "anima": "Anima"}
-            title = titles.get(builder.family, "Qwen-Image")
             template = "text encoders: OneTrainer trains them, too; a {title} fine-tune here trains none"
-            builder.notes.append(Message(template, title=title))
+            builder.notes.append(Message(template, title=facts_of(builder.family).title))
         return
     values: JsonObject = {"train_text_encoder": any(learns)}
     if any(learns):
@@ -298,7 +297,7 @@ def _import_onetrainer_intervals(builder: ImportBuilder) -> None:
     unit, count = str(builder.get("save_every_unit") or "NEVER"), builder.number("save_every")
     if unit in ("STEP", "EPOCH") and count:
         name = f"save_every_n_{unit.casefold()}s"
-        builder.change("save_every", describe({name: int(count)}), {name: int(count)})
+        builder.convert("save_every", {name: int(count)})
         builder.explain("is the unit of save_every", "save_every_unit")
         if unit == "STEP" and (begin := builder.number("save_skip_first")):
             builder.change("save_skip_first", f"save_from_step = {int(begin)}", {"save_from_step": int(begin)})
@@ -327,7 +326,7 @@ def _import_onetrainer_noise(builder: ImportBuilder) -> None:
     for key, option, off in (("min_noising_strength", "min_timestep", 0), ("max_noising_strength", "max_timestep", 1)):
         share = builder.number(key)
         if share is not None and share != off:
-            builder.change(key, describe({option: round(share * 1000)}), {option: round(share * 1000)})
+            builder.convert(key, {option: round(share * 1000)})
         builder.empty(key)
 
 

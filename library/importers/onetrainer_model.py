@@ -77,7 +77,7 @@ def import_other_dtypes(builder: ImportBuilder) -> None:
         builder.ignore(key, "the VAE is in mixed_precision, and in float32 instead of fp16")
     elif builder.family == "flux_2":
         kind = "float32" if full else "bfloat16"
-        builder.change(key, describe({"vae_dtype": kind}), {"vae_dtype": kind})
+        builder.convert(key, {"vae_dtype": kind})
     elif builder.is_unet or builder.adapters:
         builder.change(key, describe({"no_half_vae": str(full).lower()}), {"no_half_vae": full})
     else:

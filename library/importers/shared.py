@@ -7,19 +7,20 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from library import families
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages, ngettext
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages, ngettext, option_names
 from library.config.reading import parse_resolution
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
 from library.importers.builder import ImportBuilder, is_empty, to_number
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
-MODELS = "SDXL, FLUX.1, FLUX.2, FLUX.3, Krea 2, Qwen-Image, Qwen-Image-2.1, Z-Image, Anima, SD 1.5"  # all families
-ONLY = Message("this trainer trains LoRA and whole models of {models}", models=MODELS)
+ONLY = Message("this trainer trains LoRA and whole models of {models}", models=families.titles())
 NO_MODEL = "this file of {trainer} names no model in {key}; name the training with kohya import --script"
 ENCODED_ONCE = "captions are encoded once, before the training (cache_text_encoder_outputs)"
+QUANTIZED = {"fp8_base", "fp8_base_unet", "int8_base", "base_bits"}  # options that store frozen weights in few bits
 HUB_NAME = re.compile(r"(?!\.)[\w-][\w.-]*(?:/(?!\.)[\w .()+-]+)+", re.ASCII)  # owner/name, and a file in it
 DIFFUSERS_LORA = "pytorch_lora_weights.safetensors"
 MAX_NAMED = 5  # invalid entries of a list to name
@@ -107,6 +108,38 @@ def chooses_chroma(builder: ImportBuilder, key: str) -> None:
     text = Message(template, script=builder.script)
     values = {"model_type": "chroma", "apply_t5_attn_mask": True, "guidance_scale": 0.0}
     builder.change(key, text, values)
+
+
+def other_networks(options: Iterable[str]) -> Message:
+    """Return the text of a key that names a whole model of which a training takes only these networks."""
+    return Message("the networks beside the transformer: {names}", names=option_names(options))
+
+
+def compute_dtype(builder: ImportBuilder, half: str) -> JsonObject:
+    """Return the options of computing in a dtype, in which a fine-tune's weights are then kept as well."""
+    full_precision = {} if builder.adapters or half == "no" else {f"full_{half}": True}
+    return {"mixed_precision": half, **full_precision}
+
+
+def train_lycoris(builder: ImportBuilder, key: str, theirs: str, arguments: Iterable[str]) -> None:
+    """Import a key that chooses an adapter of LyCORIS, which on quantised weights has to bypass them."""
+    bypass = ["bypass_mode=True"] if QUANTIZED & builder.values.keys() else []
+    values: JsonObject = {"network_module": "lycoris.kohya", "network_args": [*arguments, *bypass]}
+    builder.change(key, equal(theirs, f"lycoris.kohya {' '.join(values['network_args'])}"), values)
+
+
+def timestep_options(
+    builder: ImportBuilder, uniform: bool, shift: float | None, by_size: bool, scale: float | None
+) -> JsonObject:
+    """Return the options of a draw of timesteps: uniform or sigmoid, shifted by a number or by the size of an image."""
+    values: JsonObject = {"model_prediction_type": "raw"}
+    if uniform and not by_size:
+        values["timestep_sampling"] = "sigma" if shift else "uniform"
+        values |= {"weighting_scheme": "none"} if shift else {}
+    else:
+        values["timestep_sampling"] = transformer_of(builder).size_shift if by_size else "shift" if shift else "sigmoid"
+        values["sigmoid_scale"] = scale or 1.0
+    return values | ({"discrete_flow_shift": shift} if shift else {})
 
 
 def own_name(path: object) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, Problem, option_name, option_names
+from library.config.problems import ConfigError, Message, Problem, option_name
 from library.importers import simpletuner_data, simpletuner_learning
 from library.importers.builder import UNETS, ImportBuilder, describe, is_empty, is_on, script_of_family
 from library.importers.shared import (
@@ -12,11 +12,13 @@ from library.importers.shared import (
     NO_MODEL,
     chooses_chroma,
     chooses_version,
+    compute_dtype,
     equal,
     import_assistant,
     load_tables,
     other_method_error,
     other_model_error,
+    other_networks,
     own_name,
     precision,
     say_nearest,
@@ -211,18 +213,13 @@ def _import_other_networks(builder: ImportBuilder, base: object) -> None:
     if key and base:
         options = [option for option in transformer_of(builder).parts if option not in builder.values]
         parts = dict.fromkeys(options, base) if not builder.is_unet else {}
-        text = describe({"pretrained_model_name_or_path": builder.get(key)})
-        builder.change(key, text, {"pretrained_model_name_or_path": builder.get(key)})
-        text = Message("the networks beside the transformer: {names}", names=option_names(parts))
-        builder.change("pretrained_model_name_or_path", text, parts)
+        builder.convert(key, {"pretrained_model_name_or_path": builder.get(key)})
+        builder.change("pretrained_model_name_or_path", other_networks(parts), parts)
 
 
 def _import_simpletuner_precision(builder: ImportBuilder) -> None:
     half = precision(builder.get("mixed_precision") or "bf16")
-    values: JsonObject = {"mixed_precision": half}
-    if not builder.adapters and half != "no":
-        values[f"full_{half}"] = True
-    builder.change("mixed_precision", describe(values), values)
+    builder.convert("mixed_precision", compute_dtype(builder, half))
     kind = str(builder.get("base_model_precision") or "no_change").casefold()
     key = "base_model_precision"
     if kind in ("no_change", "bf16"):
@@ -239,8 +236,7 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
         builder.values["blocks_to_swap"] = min(int(count), transformer_of(builder).most_swapped)
     backend = str(builder.get("dynamo_backend") or "no").casefold()
     if backend not in ("no", "none"):
-        values = {"compile": True, "compile_backend": backend}
-        builder.change("dynamo_backend", describe(values), values)
+        builder.convert("dynamo_backend", {"compile": True, "compile_backend": backend})
     builder.empty("dynamo_backend")
 
 
@@ -248,19 +244,16 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
     interval = builder.number("checkpoint_step_interval")
     epochs = builder.number("checkpoint_epoch_interval")
     if epochs:
-        values = {"save_every_n_epochs": int(epochs), "save_state": True}
-        builder.change("checkpoint_epoch_interval", describe(values), values)
+        builder.convert("checkpoint_epoch_interval", {"save_every_n_epochs": int(epochs), "save_state": True})
         builder.ignore(
             "checkpoint_step_interval", Message("another key says {option}", option=option_name("save_every_n_epochs"))
         )
     elif interval:
-        values = {"save_every_n_steps": int(interval), "save_state": True}
-        builder.change("checkpoint_step_interval", describe(values), values)
+        builder.convert("checkpoint_step_interval", {"save_every_n_steps": int(interval), "save_state": True})
     if keep := builder.number("checkpoints_total_limit"):
         name = "save_last_n_epochs" if epochs else "save_last_n_steps"  # the first counts files, the second steps
         kept = int(keep) if epochs else steps_of_kept(keep, interval or 1)
-        values = {name: kept, f"{name}_state": kept}
-        builder.change("checkpoints_total_limit", describe(values), values)
+        builder.convert("checkpoints_total_limit", {name: kept, f"{name}_state": kept})
     if not is_on(builder.get("push_to_hub")) and "hub_model_id" in builder.source:
         builder.ignore("hub_model_id", "push_to_hub is off")
         builder.values.pop("huggingface_repo_id", None)
@@ -269,7 +262,7 @@ def _import_simpletuner_output(builder: ImportBuilder) -> None:
     if report in ("wandb", "tensorboard", "all"):
         builder.rename("report_to", "log_with", report)
         if "logging_dir" not in builder.values and report != "wandb":
-            builder.set_by("logging_dir", describe({"logging_dir": "logs"}), {"logging_dir": "logs"})
+            builder.derive("logging_dir", {"logging_dir": "logs"})
         builder.import_keys({"tracker_project_name": "log_tracker_name"})
         if report == "wandb":
             builder.import_keys({"tracker_run_name": "wandb_run_name"})
@@ -280,7 +273,7 @@ def _import_simpletuner_captions(builder: ImportBuilder) -> None:
     """Import the caches, which SimpleTuner always uses, and the dropout and length of captions."""
     values = {"cache_latents": True, "cache_latents_to_disk": True}
     values |= {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True}
-    builder.set_by("cache_latents", describe(values), values)
+    builder.derive("cache_latents", values)
     if share := builder.number("caption_dropout_probability"):
         builder.rename("caption_dropout_probability", "caption_dropout_rate", share)
     builder.empty("caption_dropout_probability")
@@ -297,6 +290,6 @@ def _import_simpletuner_captions(builder: ImportBuilder) -> None:
     if builder.adapters:
         builder.freeze_encoders()
     elif builder.is_unet:
-        builder.set_by("train_text_encoder", describe({"train_text_encoder": False}), {"train_text_encoder": False})
+        builder.derive("train_text_encoder", {"train_text_encoder": False})
     if is_on(builder.get("train_text_encoder")):
         builder.ignore("train_text_encoder", ENCODED_ONCE)

@@ -8,13 +8,15 @@ from library.config.problems import Message
 from library.importers.builder import ImportBuilder, describe, is_on, to_number
 from library.importers.shared import (
     OWN_LAYERS,
+    QUANTIZED,
     equal,
     equivalent_optimizer,
     load_tables,
     optimizer_args,
     say_nearest,
     simplify_name,
-    transformer_of,
+    timestep_options,
+    train_lycoris,
 )
 
 SIMPLETUNER_TABLES = load_tables("simpletuner")
@@ -36,17 +38,13 @@ def _import_simpletuner_network(builder: ImportBuilder) -> None:
             if key in builder.source:
                 builder.ignore(key, "lycoris_config says it")
         return
-    bypass = ["bypass_mode=True"] if {"fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys() else []
     if kind == "lycoris":
-        builder.change(
-            "lora_type",
-            equal(kind, "lycoris.kohya"),
-            {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", *bypass]},
-        )
+        bypass = ["bypass_mode=True"] if QUANTIZED & builder.values.keys() else []
+        values: JsonObject = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr", *bypass]}
+        builder.change("lora_type", equal(kind, "lycoris.kohya"), values)
         builder.ignore("lycoris_config", "this file was not found, or cannot be read; say what it says in network_args")
     elif is_on(builder.get("use_dora")):
-        values = {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True", *bypass]}
-        builder.change("use_dora", equal("DoRA", f"lycoris.kohya {' '.join(values['network_args'])}"), values)
+        train_lycoris(builder, "use_dora", "DoRA", ["algo=lora", "dora_wd=True"])
     builder.explain("LoRA", "lora_type") if kind == "standard" else None
     builder.set_by("lora_alpha", describe({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
     if "lycoris_config" in builder.left():
@@ -63,14 +61,13 @@ def _import_simpletuner_lycoris(builder: ImportBuilder, settings: JsonMapping) -
         rank, alpha = 1, 1
     handled_keys = {"algo", "linear_dim", "linear_alpha", "multiplier", "apply_preset", "full_matrix"}
     arguments += optimizer_args({key: value for key, value in settings.items() if key not in handled_keys})
-    quantized = {"fp8_base_unet", "int8_base", "base_bits"} & builder.values.keys()
-    if quantized and not any(argument.startswith("bypass_mode") for argument in arguments):
+    if QUANTIZED & builder.values.keys() and not any(argument.startswith("bypass_mode") for argument in arguments):
         arguments.append("bypass_mode=True")
     values: JsonObject = {"network_module": "lycoris.kohya", "network_args": arguments}
     values |= {"network_dim": int(rank)} if rank else {}
     values |= {"network_alpha": alpha} if alpha is not None else {}
     builder.change("lora_type", equal("lycoris", f"lycoris.kohya {' '.join(arguments)}"), {})
-    builder.change("lycoris_config", describe(values), values)
+    builder.convert("lycoris_config", values)
     if settings.get("apply_preset"):
         builder.notes.append(Message("apply_preset: {text}", text=Message(OWN_LAYERS, names="preset")))
 
@@ -164,7 +161,7 @@ def _import_simpletuner_length(builder: ImportBuilder) -> None:
         values: JsonObject = {"ema_decay": builder.number("ema_decay") or 0.995}
         values["ema_device"] = "cpu" if "cpu" in str(builder.get("ema_device") or "cpu") else "gpu"
         values["ema_every_n_steps"] = int(builder.number("ema_update_interval") or 1)
-        builder.change("use_ema", describe(values), values)
+        builder.convert("use_ema", values)
         builder.explain("is a setting of that average", "ema_decay", "ema_device", "ema_update_interval")
     else:
         for key in ("ema_decay", "ema_device", "ema_update_interval", "ema_validation", "ema_warmup_steps"):
@@ -208,17 +205,8 @@ def _import_simpletuner_timesteps(builder: ImportBuilder) -> None:
     shift = builder.number(keys[0])
     by_size, uniform = is_on(builder.get(keys[2])), is_on(builder.get(keys[3]))
     beta = is_on(builder.get(keys[4])) or is_on(builder.get("flux_fast_schedule"))
-    values: JsonObject = {"model_prediction_type": "raw"}
-    shifted = shift not in (None, 0, 1) and not by_size
-    if uniform and not by_size:
-        values["timestep_sampling"] = "sigma" if shifted else "uniform"
-        values |= {"weighting_scheme": "none"} if shifted else {}
-    else:
-        values["timestep_sampling"] = (
-            transformer_of(builder).size_shift if by_size else "shift" if shifted else "sigmoid"
-        )
-        values["sigmoid_scale"] = builder.number(keys[1]) or 1.0
-    values |= {"discrete_flow_shift": shift} if shifted else {}
+    shift = None if by_size or shift == 1 else shift
+    values = timestep_options(builder, uniform, shift, by_size, builder.number(keys[1]))
     values |= _import_simpletuner_guidance(builder)
     text = describe(values)
     builder.change(keys[0], say_nearest("beta", text) if beta else text, values)

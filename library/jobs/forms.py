@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, with_labels
+from library.config.problems import ConfigError, Message, MessageLike, raise_if_any, with_labels
 
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> a permitted path, or the id of a model on the hub, or ConfigError
@@ -120,8 +120,7 @@ def _form_words(fields: tuple[CommandField, ...], values: JsonMapping, guard: Gu
         if field.required and not field_words:
             missing.append(Message("{field}: this must be filled in", field=Message(field.label)))
         words += field_words
-    if missing:
-        raise ConfigError(*missing)
+    raise_if_any(missing)
     return words
 
 

@@ -95,7 +95,7 @@ def make_masks(
     can be undone as one change of the folder of masks, or of the images where they become transparent.
 
     Raises ConfigError when there are no images."""
-    todo, skipped = _to_do(images, masks, options)
+    todo, skipped = _list_masks_to_write(images, masks, options)
     done = Written(skipped=skipped)
     report(Message("making masks"), 0, len(todo))
     root = images if options.into == ALPHA else masks
@@ -116,7 +116,7 @@ def make_masks(
 
 def make_of_alpha(images: Path, masks: Path, options: MaskOptions, report: Report) -> Written:
     """Make masks from the transparency of images; opaque images get none."""
-    todo, skipped = _to_do(images, masks, options)
+    todo, skipped = _list_masks_to_write(images, masks, options)
     done = Written(skipped=skipped)
     with trash.Change(masks, "Masks of transparency", keep=True) as change:
         for at, (image, file) in enumerate(todo, 1):
@@ -198,7 +198,7 @@ def _is_transparent(path: Path) -> bool:
         return False  # it is reported when it is read
 
 
-def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[Path, Path]], int]:
+def _list_masks_to_write(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[Path, Path]], int]:
     """Return the pairs of an image and its mask to write, and how many images are skipped.
 
     Raises ConfigError when there are no images, or when two would have the same mask."""
@@ -227,7 +227,7 @@ def _to_do(images: Path, masks: Path, options: MaskOptions) -> tuple[list[tuple[
     return todo, len(mask_files) - len(todo)
 
 
-def tinted(file: Path, side: int, upright: bool = False) -> bytes:
+def mask_overlay(file: Path, side: int, upright: bool = False) -> bytes:
     """Return a mask as a WebP overlay for its image: red where the loss weight is low; empty without a mask. `upright`:
     turned by its EXIF orientation.
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from library.compiler.subclass import COMPILED, class_inside
-from library.config.problems import ConfigError
+from library.config.problems import raise_if_any
 from library.config.run_config import RunConfig
 from library.families.base import BlockInputs, Family
 from library.families.capabilities import HasImageTransformers
@@ -128,8 +128,7 @@ def _blocks_to_compile(
     """
     if not options.compile_blocks:
         return blocks, {}
-    if problems := [*options.beyond({cls: len(group) for cls, group in zip(block_classes, blocks, strict=True)})]:
-        raise ConfigError(*problems)
+    raise_if_any([*options.beyond({cls: len(group) for cls, group in zip(block_classes, blocks, strict=True)})])
     ranges, chosen, backends = options.ranges(), [], {}
     for cls, group in zip(block_classes, blocks, strict=True):
         block_ranges = ranges.get(cls, ())

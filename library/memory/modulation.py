@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.compiler.subclass import keep_class_name, wanted_type
-from library.families.capabilities import BlockModulation
+from library.families.capabilities import JOINED_ON, BlockModulation
 from library.memory import swapping
-
-JOINED_ON = {"cuda"}  # kinds of device; on a CPU larger products would change the last bits of losses
 
 
 def modulation_layers(block: nn.Module, plan: Mapping[str, BlockModulation]) -> list[Any]:

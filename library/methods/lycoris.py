@@ -26,7 +26,7 @@ from library.compiler.subclass import with_gradient
 from library.config import code_names
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import parse_json
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, raise_if_any
 from library.config.schema import section_options
 from library.config.sections import AdapterRun
 from library.config.values import did_you_mean
@@ -218,8 +218,7 @@ def load_module(name: str) -> Any:
 
 def attach_lycoris(components: ModelComponents, family: Family, config: AdapterRun) -> LycorisAdapters:
     """Let the package put its adapters into the model. Raises ConfigError if it is missing or does not fit."""
-    if problems := [*find_lycoris_problems(config), *network_args.find_network_args_problems(config)]:
-        raise ConfigError(*problems)
+    raise_if_any([*find_lycoris_problems(config), *network_args.find_network_args_problems(config)])
     dim, alpha, settings = _wanted_network(config)
     encoders = _trained_encoders(components, config, settings)
     network = _create_network(components, encoders, family, config, (dim, alpha, settings))

@@ -11,7 +11,7 @@ from typing import Any
 
 from library import packages
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, Problem
+from library.config.problems import ConfigError, MessageLike, Problem, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.imports import without_collecting, without_optional
@@ -92,8 +92,7 @@ def read_arguments(pairs: Iterable[str], option: str) -> JsonObject:
                     pair=quoted(pair),
                 )
             )
-    if wrong:
-        raise ConfigError(*wrong)
+    raise_if_any(wrong)
     return arguments
 
 

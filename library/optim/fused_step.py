@@ -86,7 +86,13 @@ class PartialOptimizer:
         """Round the weights, and the optimizer's states of matrices, which are bfloat16 too. Frees the float32 copies
         until the next step."""
         roundings = [
-            (number, [Rounding(p, master_param.data, rows_of_parameter(p)), *self._narrowed(p, master_param, stored)])
+            (
+                number,
+                [
+                    Rounding(p, master_param.data, rows_of_parameter(p)),
+                    *self._store_in_bfloat16(p, master_param, stored),
+                ],
+            )
             for number, p, master_param in stepped
             if p.dtype in HALF
         ]
@@ -95,7 +101,7 @@ class PartialOptimizer:
             master_param.grad = None
             master_param.data = master_param.new_empty(0)
 
-    def _narrowed(
+    def _store_in_bfloat16(
         self, p: nn.Parameter, master_param: nn.Parameter, stored: dict[tuple[int, str], Tensor]
     ) -> Iterator[Rounding]:
         """Replace the float32 states of a weight by bfloat16 tensors; yields how to fill these."""
@@ -143,9 +149,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         for bundle in self.bundles:
             bundle.wait()
             for _, p in bundle.weights:
-                p.register_post_accumulate_grad_hook(functools.partial(self._arrived, bundle))
+                p.register_post_accumulate_grad_hook(functools.partial(self._count_arrived_gradient, bundle))
 
-    def _arrived(self, bundle: PartialOptimizer, p: nn.Parameter) -> None:
+    def _count_arrived_gradient(self, bundle: PartialOptimizer, p: nn.Parameter) -> None:
         """A gradient has arrived: step the bundle when it is the last one."""
         if bundle.stepped == self.steps:  # already done, if a failed compilation repeats the step
             p.grad = None
@@ -234,7 +240,7 @@ def one_by_one(group: Group) -> Iterator[list[nn.Parameter]]:
     yield from ([p] for p in group["params"])
 
 
-def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
+def bundles_by_size(group: Group) -> Iterator[list[nn.Parameter]]:
     """Yield bundles of as many tensors as may be in float32 at once."""
     bundle: list[nn.Parameter] = []
     for p in group["params"]:
@@ -246,7 +252,7 @@ def by_size(group: Group) -> Iterator[list[nn.Parameter]]:
     yield bundle
 
 
-def by_count(number: int, total: int) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
+def bundles_by_count(number: int, total: int) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
     """Yield `number` bundles of equally many tensors among `total`; each group starts a new one."""
     size = math.ceil(total / number)
 
@@ -257,7 +263,7 @@ def by_count(number: int, total: int) -> Callable[[Group], Iterator[list[nn.Para
     return cut
 
 
-def by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
+def bundles_by_block(blocks: Iterable[nn.Module]) -> Callable[[Group], Iterator[list[nn.Parameter]]]:
     """Yield one bundle per block, and one for all other weights."""
     block_of = {id(p): i for i, block in enumerate(blocks, start=1) for p in block.parameters()}
 

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from library.config import code_names
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem, counted, together
+from library.config.problems import ConfigError, Problem, counted, raise_if_any, together
 from library.config.run_config import RunConfig
 from library.config.sections import Optim
 from library.config.sections.learning import own_warmup
@@ -55,11 +55,9 @@ def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> 
     Warm-up and decay given as shares refer to that total. Raises ConfigError with the problems of
     `find_schedule_problems` and `too_long`.
     """
-    if problems := list(find_schedule_problems(config)):
-        raise ConfigError(*problems)
+    raise_if_any(find_schedule_problems(config))
     arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
-    if problems := list(too_long(config, total_steps)):
-        raise ConfigError(*problems)
+    raise_if_any(too_long(config, total_steps))
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
     try:
@@ -112,7 +110,7 @@ def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
     if (arguments and name != "adafactor") or name == "polynomial":  # importing it takes long
         unknown = [*unknown_arguments(import_class(FUNCTIONS[name]), arguments, "lr_scheduler_args", name)]
         yield from unknown
-        if is_read and not unknown and (why := _tried(config, arguments)):
+        if is_read and not unknown and (why := _why_schedule_fails(config, arguments)):
             yield Problem("lr_scheduler_args" if arguments else "lr_scheduler", NOT_TAKEN, title=name, why=why)
 
 
@@ -145,7 +143,7 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
     if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
         return
     arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
-    if why := _tried(config, arguments, total):
+    if why := _why_schedule_fails(config, arguments, total):
         blamed = "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
         yield Problem(
             "lr_scheduler_args" if arguments else blamed,
@@ -162,7 +160,7 @@ def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
         arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
     except ConfigError:
         return
-    if rates and has_lists(config) and (why := _tried(config, arguments, rates=rates)):
+    if rates and has_lists(config) and (why := _why_schedule_fails(config, arguments, rates=rates)):
         chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
         yield Problem("lr_scheduler_args", NOT_TAKEN, title=chosen, why=why)
 
@@ -261,17 +259,17 @@ def load_problems(config: RunConfig, arguments: JsonObject | None = None, is_rea
         *unknown_arguments(subclass, arguments, "lr_scheduler_args", spec.name),
     ]:
         yield from problems
-    elif is_read and (why := _tried(config, arguments)):
+    elif is_read and (why := _why_schedule_fails(config, arguments)):
         yield Problem("lr_scheduler_args", NOT_TAKEN, title=spec.name, why=why)
 
 
 def _unusable_schedule(schedule_class: type, arguments: JsonObject, title: str) -> Iterator[Problem]:
     """Yield problems of required arguments: those that text cannot express, or that are missing."""
-    required = [*_needed(schedule_class.__init__)]
+    required = [*_required_arguments(schedule_class.__init__)]
     not_expressible = [
         parameter.name for parameter in required if re.search("Callable|LRScheduler", str(parameter.annotation))
     ]
-    not_expressible += [parameter.name for parameter in _needed(schedule_class.step)]
+    not_expressible += [parameter.name for parameter in _required_arguments(schedule_class.step)]
     if not_expressible:
         yield Problem(
             "lr_scheduler_type",
@@ -290,7 +288,7 @@ def _unusable_schedule(schedule_class: type, arguments: JsonObject, title: str) 
         )
 
 
-def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
+def _required_arguments(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
     """Yield the arguments without defaults of a method, besides the optimizer."""
     try:
         parameters = [*inspect.signature(function).parameters.values()][1:]
@@ -302,7 +300,9 @@ def _needed(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
             yield parameter
 
 
-def _tried(config: RunConfig, arguments: JsonObject, total: int | None = None, rates: Sequence[float] = ()) -> str:
+def _why_schedule_fails(
+    config: RunConfig, arguments: JsonObject, total: int | None = None, rates: Sequence[float] = ()
+) -> str:
     """Return why a schedule fails within `total` steps of groups with these rates, "" if it works or is unused. Without
     a total, only its first step is tried.
     """

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from library import packages
 from library.config import code_names
 from library.config.fixes import other_optimizer
-from library.config.problems import ConfigError, MessageLike, Problem, option_name, together
+from library.config.problems import ConfigError, MessageLike, Problem, option_name, raise_if_any, together
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.methods import TrainingMethod
@@ -60,15 +60,14 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     backward pass, are stepped in bundles, with rounding seeded by `seed`. Raises ConfigError with the problems of
     `find_optimizer_problems`.
     """
-    if problems := list(find_optimizer_problems(config)):
-        raise ConfigError(*problems)
+    raise_if_any(find_optimizer_problems(config))
     groups = method.groups()
     if problems := _find_rates_problem(config, {group["name"]: group["lr"] for group in groups}):
         raise ConfigError(problems)
     if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
-    split_into_bundles = bundled(method, groups, config)
+    split_into_bundles = choose_bundling(method, groups, config)
     return (
         fused_step.PartitionedOptimizer(
             groups, split_into_bundles, functools.partial(_construct_optimizer, config), seed
@@ -78,20 +77,20 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     )
 
 
-def bundled(method: TrainingMethod, groups: list[dict[str, Any]], config: RunConfig) -> Any:
+def choose_bundling(method: TrainingMethod, groups: list[dict[str, Any]], config: RunConfig) -> Any:
     """Return how weights are split into bundles that are stepped in turn; None: all at once."""
     early = config.optim.stepped_early
     if early == "fused_backward_pass":
         return fused_step.one_by_one
     if early == "fused_optimizer_groups":
         total = sum(len(group["params"]) for group in groups)
-        return fused_step.by_count(getattr(config.optim, early), total)
+        return fused_step.bundles_by_count(getattr(config.optim, early), total)
     if early == "blockwise_fused_optimizers":
         modules = method.denoiser.modules() if method.denoiser else ()
-        return fused_step.by_block(m for m in modules if type(m).__name__ in method.block_classes)
+        return fused_step.bundles_by_block(m for m in modules if type(m).__name__ in method.block_classes)
     # Some families load trained weights in half precision without full_bf16, as sd-scripts does.
     half = any(p.dtype in fused_step.HALF for group in groups for p in group["params"])
-    return fused_step.by_size if half and steps_alone(config) else None
+    return fused_step.bundles_by_size if half and steps_alone(config) else None
 
 
 def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]], gathered: bool = False) -> Any:
@@ -326,11 +325,11 @@ def _unusable_package(spec: OptimizerSpec) -> MessageLike:
     """Return why an optimizer's package cannot be used, and how to install it; "" if a trial step works."""
     if missing := missing_package(spec.package):
         return missing
-    error = tried(spec) if spec in names.SPECS.values() and spec.package in packages.PACKAGE_NAMES else ""
-    return packages.broken(spec.package, error) if error else ""
+    error = why_not_working(spec) if spec in names.SPECS.values() and spec.package in packages.PACKAGE_NAMES else ""
+    return packages.package_error(spec.package, error) if error else ""
 
 
-def tried(spec: OptimizerSpec) -> str:
+def why_not_working(spec: OptimizerSpec) -> str:
     packages.remember(spec.package, error := trial.try_optimizer(spec))
     return error
 

@@ -85,7 +85,7 @@ def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return all tensors in float32, copied unless they are. Small ones are copied together, a few kernels for all."""
     wide: dict[int, Tensor] = {}
     small = [t for t in tensors if t.dtype == torch.bfloat16 and t.numel() <= SMALL]
-    for same in _by_device(small, lambda tensor: tensor):
+    for same in _group_by_device(small, lambda tensor: tensor):
         parts = torch.cat([t.reshape(-1) for t in same]).float().split([t.numel() for t in same])
         wide |= {id(t): part.view(t.shape) for t, part in zip(same, parts, strict=True)}
     return [wide[id(t)] if id(t) in wide else t.float() if t.dtype in HALF else t for t in tensors]
@@ -97,7 +97,7 @@ def write_all_rounded(weights: Sequence[tuple[int, Sequence[Rounding]]], rng: St
     the same random numbers, but a few kernels for all small tensors together.
     """
     small = [rounding for _, roundings in weights for rounding in roundings if rounding.joins_others]
-    groups = [_JoinedRoundings(same) for same in _by_device(small, lambda rounding: rounding.exact)]
+    groups = [_JoinedRoundings(same) for same in _group_by_device(small, lambda rounding: rounding.exact)]
     draws = {id(rounding): draw for group in groups for rounding, draw in group.draws}
     for number, roundings in weights:
         generator = rng.generator_for(roundings[0].into.device, step, number)
@@ -128,7 +128,7 @@ class _JoinedRoundings:
         copy_all(into, [part.view(tensor.shape) for tensor, part in parts])
 
 
-def _by_device(items: Iterable[T], tensor_of: Callable[[T], Tensor]) -> list[list[T]]:
+def _group_by_device(items: Iterable[T], tensor_of: Callable[[T], Tensor]) -> list[list[T]]:
     groups: dict[torch.device, list[T]] = {}
     for item in items:
         groups.setdefault(tensor_of(item).device, []).append(item)

@@ -89,11 +89,11 @@ def _dataset_facts(images: Any, position: int) -> JsonObject:
         "resize_interpolation": dataset.resize_interpolation,
         "tag_frequency": tag_frequency(items),
         "bucket_info": _bucket_facts(items) if dataset.enable_bucket else None,
-        "subsets": [_subset_facts(members) for members in _by_subset(items)],
+        "subsets": [_subset_facts(members) for members in _group_by_subset(items)],
     }
 
 
-def _by_subset(items: list[Any]) -> list[list[Any]]:
+def _group_by_subset(items: list[Any]) -> list[list[Any]]:
     subsets: dict[int, list[Any]] = {}
     for image in items:
         subsets.setdefault(id(image.subset), []).append(image)
@@ -127,7 +127,7 @@ def _learned_folders(images: Any) -> dict[str, dict[str, int]]:
     out: dict[str, dict[str, int]] = {}
     for position in range(len(images.datasets)):
         learned = [image for image in images.items if image.dataset == position and not image.is_reg]
-        for members in _by_subset(learned):
+        for members in _group_by_subset(learned):
             folder, number = _folder(members[0]), 2
             name = folder
             while name in out:

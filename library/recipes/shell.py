@@ -9,7 +9,7 @@ from library.config.building import build_config
 from library.config.command import quote_command
 from library.config.formats import read_toml, to_toml
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, either
+from library.config.problems import ConfigError, Message, MessageLike, Problem, either, raise_if_any
 from library.config.schema import changed, flatten_sections, options_of
 from library.data import finding
 from library.families import RUNS, config_class
@@ -117,8 +117,7 @@ def with_recipe(preset: Preset, options: JsonObject, purpose: str, images: int) 
     values = {**flatten_sections(changed(config)), **recipe.options}
     if options.get("train_data_dir"):
         survey = finding.survey_data(config, keep=False)
-        if survey.problems:
-            raise ConfigError(*survey.problems)
+        raise_if_any(survey.problems)
         images = sum(not image.is_reg for image in survey.images.items)
     notes: list[MessageLike] = (
         [] if not recipe.purpose else [Message("Purpose: {purpose}.", purpose=Message(PURPOSES[recipe.purpose]))]

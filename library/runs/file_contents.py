@@ -55,7 +55,7 @@ def with_contents(values: Mapping[str, object], folder: Path) -> JsonObject:
     return {**values, **{name: replace(content, name=str(values[name])) for name, content in contents.items()}}
 
 
-def of_one_kind(values: Sequence[object]) -> Sequence[object]:
+def make_comparable(values: Sequence[object]) -> Sequence[object]:
     """Return values as they can be compared: contents if several are known and tell the files apart, else paths."""
     contents = [value for value in values if isinstance(value, FileContent)]
     is_unknown = any(value is not None and not isinstance(value, FileContent) for value in values)
@@ -69,7 +69,7 @@ def comparable(value: object) -> FileContent | str | None:
     return value if isinstance(value, FileContent) else _plain(value)
 
 
-def words_of(option: str, values: Sequence[object]) -> str:
+def describe_difference(option: str, values: Sequence[object]) -> str:
     """Return what differs in words, where values are contents of files; "" where they are settings."""
     return DIFFER.get(option, "") if sum(isinstance(value, FileContent) for value in values) > 1 else ""
 
@@ -85,7 +85,7 @@ def texts_beside(values: Sequence[object]) -> list[MessageLike | None]:
     common = functools.reduce(Counter.__and__, (Counter(content.lines) for content in contents))
     own = {content: [*(Counter(content.lines) - common)] for content in contents}
     if not any(own.values()):
-        return [_in_order(v, contents[0]) if isinstance(v, FileContent) else value_text(v) for v in values]
+        return [_describe_order(v, contents[0]) if isinstance(v, FileContent) else value_text(v) for v in values]
     same = _length_in_common([lines[0] for lines in own.values() if lines])
     return [_own_lines(own[v], same) if isinstance(v, FileContent) else value_text(v) for v in values]
 
@@ -98,7 +98,7 @@ def _length_in_common(lines: Sequence[str]) -> int:
     return max(len(os.path.commonprefix([*lines])) - CONTEXT, 0)
 
 
-def _in_order(content: FileContent, first: FileContent) -> Message:
+def _describe_order(content: FileContent, first: FileContent) -> Message:
     return Message("in this order" if content == first else "in another order")
 
 

@@ -70,7 +70,7 @@ def _row(
 ) -> QueueRow:
     state, why = queue.state_of(entry)
     run = next((run for run in runs if run.id == entry.run), None) if entry.run else None
-    before = _before(entry, shown, runs)
+    before = _training_before(entry, shown, runs)
     devices = (run.facts.get("devices") or ()) if run else expected.devices if expected else ()
     return QueueRow(
         id=entry.id,
@@ -117,7 +117,9 @@ def _progress(
     return {**facts, "seconds": end - start if start and end else seconds, "start": start, "end": end}
 
 
-def _before(entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.RecordedRun]) -> tuple[str, JsonMapping]:
+def _training_before(
+    entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.RecordedRun]
+) -> tuple[str, JsonMapping]:
     """The training that comes before an entry, of the same script, in the queue or else among the runs."""
     earlier = [e for e in shown.entries[: shown.entries.index(entry)] if e.script == entry.script]
     if earlier:
@@ -170,8 +172,8 @@ def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, .
     names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
     found = []
     for name in names[:MAX_DIFFERENCES]:
-        both = file_contents.of_one_kind((before.get(name), values.get(name)))
+        both = file_contents.make_comparable((before.get(name), values.get(name)))
         if both[0] != both[1]:
-            words = file_contents.words_of(name, both)
+            words = file_contents.describe_difference(name, both)
             found.append(Difference(name, *file_contents.texts_beside(both), words=words))
     return tuple(found)

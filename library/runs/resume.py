@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import Message, raise_if_any
 from library.runs import layout, reader
 from library.runs.lineage import step_of
 
@@ -64,5 +64,4 @@ def find_run_problems(run: reader.RecordedRun) -> Iterator[Message]:
 
 
 def check_resumable(run: reader.RecordedRun) -> None:
-    if problems := list(find_run_problems(run)):
-        raise ConfigError(*problems)
+    raise_if_any(find_run_problems(run))

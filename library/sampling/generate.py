@@ -14,7 +14,7 @@ from PIL import Image
 from library import families, methods
 from library.compiler.log import CompileLog
 from library.config.building import Reading
-from library.config.problems import ConfigError, Message, Problem, Report, collecting
+from library.config.problems import ConfigError, Message, Problem, Report, collecting, raise_if_any
 from library.config.run_config import RunConfig
 from library.data import pixels
 from library.distributed.world import World
@@ -316,8 +316,7 @@ def _files_of_config(config: RunConfig) -> list[Path]:
 
 
 def raise_any(problems: Iterable[Problem]) -> None:
-    if listed := [*problems]:
-        raise ConfigError(*listed)
+    raise_if_any([*problems])
 
 
 def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:

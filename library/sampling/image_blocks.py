@@ -10,7 +10,7 @@ from torch import nn
 
 from library.compiler import cache
 from library.compiler.blocks import BlockCompiler, block_options
-from library.compiler.checks import find_compile_problems, hooked
+from library.compiler.checks import find_compile_problems, find_hooks
 from library.compiler.plan import CompilePlan
 from library.compiler.subclass import (
     CHECKPOINTS,
@@ -22,7 +22,7 @@ from library.compiler.subclass import (
     class_inside,
 )
 from library.compiler.torch_settings import THREAD_SETTINGS, wanted_settings
-from library.config.problems import ConfigError
+from library.config.problems import raise_if_any
 from library.config.run_config import RunConfig
 from library.families.base import Family
 from library.memory import channels_last, swapping
@@ -53,8 +53,7 @@ class ImageBlocks:
         options, groups = config.compile, blocks_by_class(self._denoiser, family.block_classes)
         groups, backends, inputs = compile_targets(self._denoiser, groups, family, config, device, sizes)
         blocks = [block for group in groups for block in group]
-        if problems := [*find_compile_problems(options, device), *hooked(self._denoiser, blocks)]:
-            raise ConfigError(*problems)
+        raise_if_any([*find_compile_problems(options, device), *find_hooks(self._denoiser, blocks)])
         if settings:
             for problem in cache.find_cache_problems(options.compile_cache_dir, device):
                 logger.warning("%s", problem)

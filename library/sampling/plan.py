@@ -9,7 +9,7 @@ from pathlib import Path
 from library import families
 from library.config.building import understood
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, option_name
+from library.config.problems import ConfigError, Problem, option_name, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
@@ -54,9 +54,8 @@ def plan_columns(compare: str, loras: Weighted, strengths: Sequence[float] = STR
     each alone. Raises ConfigError for files that cannot be compared.
     """
     names = names_apart([path.with_suffix("") for path, _ in loras])
-    titles = [_titled(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
-    if problems := [*_column_problems(compare, loras, strengths)]:
-        raise ConfigError(*problems)
+    titles = [_title_with_strength(name, strength) for name, (_, strength) in zip(names, loras, strict=True)]
+    raise_if_any([*_column_problems(compare, loras, strengths)])
     if compare == "files":
         return [Column(title, (lora,)) for title, lora in zip(titles, loras, strict=True)]
     if compare == "strengths":
@@ -155,5 +154,5 @@ def image_metadata(
     return {"parameters": "\n".join(text), "kohya": everything}
 
 
-def _titled(name: str, strength: float) -> str:
+def _title_with_strength(name: str, strength: float) -> str:
     return name if strength == 1 else f"{name} × {strength:g}"

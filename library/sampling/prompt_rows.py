@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages, raise_if_any
 from library.sampling.prompts import (
     LETTERS,
     RANDOM_SEED,
     Prompt,
     check_number,
+    find_value_problems,
     option_of,
     parse_line,
     parse_line_at,
-    problems_of,
     prompt_lines,
     read_prompts,
 )
@@ -75,8 +75,7 @@ def rows_as_text(rows: Sequence[Row], before: str = "") -> str:
         for number, row in numbered_rows
         if (why := _why_not(row))
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     new, lines = [prompt_line(row) for _, row in numbered_rows], []
     prompt_numbers = {number for number, _ in prompt_lines(before)}
     for number, old in enumerate(before.removesuffix("\n").split("\n") if before else [], start=1):
@@ -115,7 +114,7 @@ def _why_not(row: Row) -> MessageLike:
                 "fields for options"
             )
             return Message(template, name=name)
-    return join_messages([*problems_of(parse_line(prompt_line(row)))], "; ")
+    return join_messages([*find_value_problems(parse_line(prompt_line(row)))], "; ")
 
 
 def _is_random_seed(name: str, value: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, raise_if_any
 from library.config.run_config import ControlUse
 from library.config.schema import section_options
 from library.config.sections.sampling import MAX_STEPS, Sampling
@@ -113,15 +113,14 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         tables = parse_toml(text, path) if ending == ".toml" else {}
         entries = parse_json(text, path) if ending == ".json" else []
     readers = {".toml": lambda: _from_toml(tables), ".json": lambda: _from_json(entries)}
-    parsed = list(readers.get(ending, lambda: _from_lines(text))())
+    parsed = list(readers.get(ending, lambda: _parse_prompt_lines(text))())
     problems = [
         Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
         for _, found in parsed
         for problem in found
     ]
     check_number(len(parsed), path)
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if not parsed:
         raise ConfigError(Problem("sample_prompts", NO_PROMPT.get(ending, NO_PROMPT[".txt"]), name=path.name))
     return [prompt for prompt, _ in parsed]
@@ -234,7 +233,7 @@ def prompt_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, written
 
 
-def _from_lines(text: str) -> Iterator[Parsed]:
+def _parse_prompt_lines(text: str) -> Iterator[Parsed]:
     for number, line in prompt_lines(text):
         yield _from_line(line, Message("line {number}", number=number))
 
@@ -252,7 +251,7 @@ def _from_line(line: str, where: MessageLike) -> Parsed:
         prompt = parse_line_at(where, line)
     except ConfigError as e:
         return Prompt(""), [e.said]
-    return prompt, _placed(where, prompt)
+    return prompt, _problems_at(where, prompt)
 
 
 def _from_toml(tables: JsonMapping) -> Iterator[Parsed]:
@@ -303,7 +302,7 @@ def _from_mapping(values: JsonMapping, where: MessageLike) -> Parsed:
         except ConfigError as e:
             found.append(Message("{where}: {problem}", where=where, problem=e.said))
     prompt = without_random_seed(Prompt(**read))
-    return prompt, [*found, *_placed(where, prompt)]
+    return prompt, [*found, *_problems_at(where, prompt)]
 
 
 def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:
@@ -323,11 +322,11 @@ def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) ->
         raise ConfigError(template, name=name, value=repr(value)) from None
 
 
-def _placed(where: MessageLike, prompt: Prompt) -> list[MessageLike]:
-    return [Message("{where}: {problem}", where=where, problem=why) for why in problems_of(prompt)]
+def _problems_at(where: MessageLike, prompt: Prompt) -> list[MessageLike]:
+    return [Message("{where}: {problem}", where=where, problem=why) for why in find_value_problems(prompt)]
 
 
-def problems_of(prompt: Prompt) -> Iterator[Message]:
+def find_value_problems(prompt: Prompt) -> Iterator[Message]:
     """Yield what makes no sense in a prompt."""
     limits = {"sample_steps": (1, MAX_STEPS), **dict.fromkeys(SIDES, (1, MAX_IMAGE_SIDE))}
     limits |= dict.fromkeys(("scale", "guidance_scale", "flow_shift"), (0, STRONGEST))

@@ -13,7 +13,7 @@ from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting
+from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.config.strengths import WEIGHT_FILES, is_number
@@ -51,7 +51,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
-        notes = [*sampling_notes(arguments, inputs.config), *_misspelt(inputs)]
+        notes = [*sampling_notes(arguments, inputs.config), *_find_misspelt_words(inputs)]
         work.store({"warnings": notes})
 
         def store(sheet: "Sheet") -> None:
@@ -204,10 +204,9 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
             prompts.append(prompt_files.parse_line_at(Message("the prompt"), line))
     if arguments.seed not in (None, prompt_files.RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
-    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.problems_of(prompt)):
+    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.find_value_problems(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return prompts
 
 
@@ -222,7 +221,7 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
         yield from prompt_checks.line_notes(line, use)
 
 
-def _misspelt(inputs: SampleInputs) -> Iterator[MessageLike]:
+def _find_misspelt_words(inputs: SampleInputs) -> Iterator[MessageLike]:
     return trigger_words.misspelt((path for column in inputs.columns for path, _ in column.loras), inputs.prompts)
 
 
@@ -236,14 +235,6 @@ def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[
     for path in (weighted(text)[0] for text in arguments.lora):
         if path.resolve() in merged:
             yield Message("--lora {file} is among the base_weights, too, so it counts twice", file=path)
-
-
-def config_to_sample(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> RunConfig:
-    """Return the config of `read_sample_config`. Raises ConfigError with all its problems."""
-    reading = read_sample_config(path, options, script_of)
-    if reading.problems:
-        raise ConfigError(*reading.problems)
-    return reading.config
 
 
 def read_sample_config(path: Path, options: JsonMapping, script_of: Callable[[Path], str]) -> Reading[RunConfig]:

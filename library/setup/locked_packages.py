@@ -145,11 +145,11 @@ def install_packages(build: str, kind: str) -> str:
     if broken:
         say(f"An earlier installation was interrupted; installing again: {' '.join(broken)}")
     uv = find_uv()
-    if uv and by_uv(uv, with_damaged(PackagePlan(torch, index, locks), broken)):
+    if uv and install_with_uv(uv, with_damaged(PackagePlan(torch, index, locks), broken)):
         return uv
     if uv:
         say("uv did not install everything (see above); pip tries it.")
-    by_pip(with_damaged(PackagePlan(torch, index, locks), [*broken, *installation.damaged()]))
+    install_with_pip(with_damaged(PackagePlan(torch, index, locks), [*broken, *installation.damaged()]))
     return ""
 
 
@@ -181,7 +181,7 @@ def _plain_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", requirement.partition("==")[0]).lower()
 
 
-def by_uv(uv: str, plan: PackagePlan) -> bool:
+def install_with_uv(uv: str, plan: PackagePlan) -> bool:
     """Install a plan by uv; return whether that succeeded."""
     variables, arguments = uv_settings(settings_of_pip())
     # Like pip, choose the best version of all indexes; only files with these hashes are accepted.
@@ -206,7 +206,7 @@ def by_uv(uv: str, plan: PackagePlan) -> bool:
     )
 
 
-def by_pip(plan: PackagePlan) -> None:
+def install_with_pip(plan: PackagePlan) -> None:
     """Install a plan by pip; raise Refusal on failure."""
     install, reinstall = [PYTHON, "-m", "pip", "install"], ["--force-reinstall", "--no-deps"]
     install_torch = [*install, *(["--index-url", plan.index] if plan.index else [])]

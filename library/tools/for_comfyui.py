@@ -50,7 +50,7 @@ def comfyui_notes(lora: Lora) -> Iterator[Message]:
     does not support.
     """
     kinds = list(lora.other_changes.values())
-    if any(MAGNITUDE in kind.parts and _by_rows(kind.parts[MAGNITUDE]) for kind in kinds):
+    if any(MAGNITUDE in kind.parts and _scales_rows(kind.parts[MAGNITUDE]) for kind in kinds):
         yield Message(
             "ComfyUI computes DoRA over outputs otherwise than the training, so that images differ a little: add the "
             "file to a checkpoint for the same images, or train with {argument}",
@@ -74,13 +74,13 @@ def _is_read_by_diffusers(change: LayerChange, family: str) -> bool:
     return has_lokr and change.kind is CHANGE_KINDS["lokr_"] and not {MAGNITUDE, "lokr_t2"} & change.parts.keys()
 
 
-def _by_rows(magnitudes: Tensor) -> bool:
+def _scales_rows(magnitudes: Tensor) -> bool:
     return magnitudes.ndim == 1 or magnitudes.shape[0] == magnitudes.numel()
 
 
 def _as_comfyui_writes(parts: Parts) -> Parts:
     if BLOCKS in parts:
-        limited = _limited(parts)
+        limited = _apply_limit(parts)
         return _as_butterfly(limited) if SCALE in limited and limited[BLOCKS].ndim == 3 else limited
     if CORE in parts:  # GLoRA's core on convolutions, which it ignores
         inner = torch.einsum("m n ..., n i -> m i ...", parts[CORE].float(), parts["b2.weight"].float().flatten(1))
@@ -89,7 +89,7 @@ def _as_comfyui_writes(parts: Parts) -> Parts:
     return parts
 
 
-def _limited(parts: Parts) -> Parts:
+def _apply_limit(parts: Parts) -> Parts:
     """Apply the limit inside the blocks, and write 0 as the alpha."""
     # Without an alpha ComfyUI fails on BOFT.
     blocks = parts[BLOCKS]

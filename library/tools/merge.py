@@ -18,7 +18,16 @@ from library.adapter_files.joining import Part, Weighted
 from library.adapter_files.models import ModelFile, WeightSlice, delta_shape
 from library.adapter_files.names import Module
 from library.adapter_files.storage import Planned, silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted, collecting, option_name
+from library.config.problems import (
+    ConfigError,
+    Message,
+    Problem,
+    Report,
+    attempted,
+    collecting,
+    option_name,
+    raise_if_any,
+)
 
 Addition = Callable[[Tensor], Tensor]  # rows of a base weight, in float32 -> the addition to them
 
@@ -85,8 +94,7 @@ def _additions_by_key(
                 left_out |= set() if additions else {module.kohya}
                 for place, addition in additions:
                     additions_by_key.setdefault(place.key, []).append((place, addition))
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if not additions_by_key:
         raise ConfigError(
             "no module of the LoRA is in {base}, which holds no text encoders: nothing to merge", base=model.path
@@ -166,8 +174,7 @@ def _check_joined(loras: Weighted, weighted: Sequence[tuple[Lora, float]], model
                     "{path} is {kind}, whose change depends on the model that it was trained on: give that as {name}"
                 )
                 raise ConfigError(template, path=path, kind=bound.title, name=option_name("trained_on"))
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
 
 
 def _read_loras(loras: Weighted, report: Report, family: str = "") -> list[tuple[Lora, float]]:
@@ -179,8 +186,7 @@ def _read_loras(loras: Weighted, report: Report, family: str = "") -> list[tuple
         report(Message("reading"), i, len(loras))
         with collecting(problems):
             weighted.append((adapters.read_lora(path, family), float(weight)))
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     return weighted
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, Message, Problem, attempted, counted, option_name, together
+from library.config.problems import (
+    ConfigError,
+    Message,
+    Problem,
+    attempted,
+    counted,
+    option_name,
+    raise_if_any,
+    together,
+)
 from library.config.strengths import WEIGHT_FILES, is_number
 from library.jobs.work import join_work, progress_line
 
@@ -44,8 +53,7 @@ def merge(arguments: argparse.Namespace) -> int:
 
     problems: list[Problem] = []
     loras = [*filter(None, [attempted(problems, lambda text=text: _weighted(text)) for text in arguments.loras])]
-    if problems:
-        raise ConfigError(*problems)
+    raise_if_any(problems)
     if arguments.base:
         if arguments.rank or arguments.conv_rank or arguments.trained_on:
             template = "{options} are for merging LoRAs into one: leave them out, or leave out {base}"

@@ -147,7 +147,7 @@ def start_clock(config: RunConfig, batches: Batches) -> Clock:
 def describe_data(images: ImageSet, batches: Batches, clock: Clock, journal: Journal) -> None:
     """Record and log the numbers of images, batches and steps, and what is held out for validation."""
     journal.plan(clock, data.summarise_images(images), batches)
-    if summary := held_out.by_folder(images):
+    if summary := held_out.held_out_by_folder(images):
         journal.say(str(summary))
 
 

@@ -31,7 +31,7 @@ def check_and_add(
     report = isolated.check_reading(reading, launch)
     if findings := isolated.findings_to_fix(report):
         raise ConfigError(*map(problem_from_json, findings))
-    if isolated.uncaptioned(report) and not without_captions:
+    if isolated.find_caption_warning(report) and not without_captions:
         raise ConfigError(Problem("", UNCAPTIONED, code="no_captions"))
     config = reading.config
     notes = keep_keys(config)

@@ -36,7 +36,7 @@ def compare_runs(runs: Sequence[reader.RecordedRun]) -> RunComparison:
 
 def _differing(settings: Sequence[JsonObject], names: Iterable[str]) -> Iterator[ComparedOption]:
     for name in names:
-        values = file_contents.of_one_kind([each.get(name) for each in settings])
+        values = file_contents.make_comparable([each.get(name) for each in settings])
         if len({file_contents.comparable(value) for value in values}) > 1:
-            words = file_contents.words_of(name, values)
+            words = file_contents.describe_difference(name, values)
             yield ComparedOption(name, tuple(file_contents.texts_beside(values)), words)

@@ -84,13 +84,13 @@ def resume_run(run: reader.RecordedRun) -> Resumed:
         run_id = start.begin_job(job)
         if state:
             said = Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state))
-            return Resumed(_said(said, run), run_id)
-        return Resumed(_said("It starts again from the beginning: this is the new run.", run), run_id)
+            return Resumed(_with_notes(said, run), run_id)
+        return Resumed(_with_notes("It starts again from the beginning: this is the new run.", run), run_id)
     entry = queue.add_to_queue(job, first=True)
     said = "Another training is running: this one resumes when that has ended (see the Runs tab)."
-    return Resumed(_said(said, run), entry=entry.id)
+    return Resumed(_with_notes(said, run), entry=entry.id)
 
 
-def _said(sentence: MessageLike, run: reader.RecordedRun) -> MessageLike:
+def _with_notes(sentence: MessageLike, run: reader.RecordedRun) -> MessageLike:
     notes = started_config(run).notes
     return join_messages([sentence, *notes], " ") if notes else sentence

@@ -162,7 +162,9 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
     entry = add(tmp_path, "fox").id
     move = f"/api/v1/queue/{entry}/move"
     wrong = {"script": SCRIPT, "config": {"learning_rate": -5}}
-    monkeypatch.setattr(isolated, "check_reading", lambda reading, launch: {"findings": isolated.known(reading)})
+    monkeypatch.setattr(
+        isolated, "check_reading", lambda reading, launch: {"findings": isolated.findings_of_reading(reading)}
+    )
     monkeypatch.setattr(queue, "starts_next", lambda run: queue.read_queue().find(entry))
     refusals = [
         (api.post("/api/v1/queue/gone/remove", json={}), 404, "", "not in the queue any more"),

@@ -150,11 +150,13 @@ def test_copies_are_found_by_their_looks(images, tmp_path):
         ([(3, None, 9, True), (2, None, 0), (1, None, 0)], True, 2, "step 2: lowest held-out loss"),
         ([(None, 0.9, 0, True), (None, 0.2, 1)], False, 1, "it copies 1 training image, and no other file fewer"),
         ([(1, None, 0, True), (None, None, 0)], True, None, "Nothing could be measured"),
+        ([(3, None, 0, True), (2, None, 0)], True, 1, "step 1 is the only saved file: with a lower save_every_n_steps"),
+        ([(2, None, 0, True), (2, None, 0)], True, 1, "several to compare; no file has a lower loss than the base"),
     ],
 )
 def test_a_proposal_says_why(scores, held_out, column, said):
     measured = [FileScore(Message("step {step}", step=at), *score) for at, score in enumerate(scores)]
-    proposed = proposal.proposed(measured, held_out)
+    proposed = proposal.propose_file(measured, held_out)
     assert proposed.column == column and said in str(proposed.reason)
 
 
@@ -340,7 +342,7 @@ def test_a_data_set_that_is_gone_leaves_out_the_loss_alone(shallow, tmp_path):  
 
 def test_few_images_are_measured_as_they_are_where_none_are_held_out(shallow, images):  # noqa: F811
     config = config_of(shallow, LORAS[0], train_data_dir=images, flip_aug=True)
-    shown, held_out = losses.measured_on(data.scan(config))
+    shown, held_out = losses.choose_measured_images(data.scan(config))
     assert (
         not held_out
         and len(shown) == losses.MEASURED_IMAGES

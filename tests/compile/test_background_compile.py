@@ -178,7 +178,7 @@ def test_a_model_that_was_built_early_is_built_again_if_the_training_chose_other
     built: list[Any] = []
     monkeypatch.setattr(compile_worker, "build_model", lambda settings: built.append(settings["values"]))
     monkeypatch.setattr(compile_worker, "make_context", lambda device: built.append(device.type))
-    monkeypatch.setattr(compile_worker, "keep_called_blocks", lambda *_: None)
+    monkeypatch.setattr(compile_worker, "prepare_called_blocks", lambda *_: None)
     # The memory of the GPU is taken only once there is a job.
     for since, expected in (({"a": 1}, [{"a": 1}, "cpu"]), ({"a": 2}, [{"a": 1}, "cpu", {"a": 2}])):
         built.clear()

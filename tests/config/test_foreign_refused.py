@@ -8,8 +8,6 @@ from kohya_gui.form import presets
 from library import importers
 from library.cli import main
 from library.config.problems import ConfigError
-from library.families import all_families
-from library.importers.shared import MODELS
 from tests.config.arriving import CONFIGS, FLUX_AI, SDXL_LORA, of_aitoolkit, sets_of
 
 KOHYA_LORA = {"sdxl": True, "LoRA_type": "Standard"}
@@ -110,7 +108,3 @@ def test_json_prints_one_object_and_nothing_else(tmp_path, capsys, settings, cod
     printed = capsys.readouterr()
     assert json.loads(printed.out)[key] and not printed.err and len(printed.out.splitlines()) == 1
     assert (tmp_path / "run.toml").exists() == (written and key != "errors")
-
-
-def test_the_advice_names_every_family():
-    assert MODELS.split(", ") == [facts.title for facts in all_families()]

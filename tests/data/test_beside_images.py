@@ -337,7 +337,7 @@ def test_masks_of_more_than_8_bits_are_reported_for_what_they_are(tmp_path, valu
     else:
         assert len(stops) == 1 and words in stops[0] and str(path) in stops[0]
     mask = pixels.read_mask(path)  # and the data set tab shows what is trained
-    with Image.open(io.BytesIO(files.tinted(path, 64))) as shown:
+    with Image.open(io.BytesIO(files.mask_overlay(path, 64))) as shown:
         clear = np.asarray(shown.convert("RGBA").getchannel("A"))
     assert (255 - clear == mask).all()
 

@@ -63,7 +63,7 @@ def ten(tmp_path):
 def test_the_share_is_of_the_whole_data_set_and_reported_folder_by_folder(ten):
     images = data.scan(ten)
     assert len(images.items) == 54 and len(images.validation.items) == 6
-    said = str(held_out.by_folder(images))
+    said = str(held_out.held_out_by_folder(images))
     assert said.startswith("6 of 60 images held out for validation: ")
     parts = [part.split(" of 6 in ") for part in said.partition(": ")[2].split(", ")]
     assert sum(int(held) for held, _ in parts) == 6 and {folder[-2:] for _, folder in parts} == {"_x"}

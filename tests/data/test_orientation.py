@@ -279,7 +279,7 @@ def test_a_painted_mask_fits_however_it_was_shown(tmp_path, upright):
     file = tmp_path / "masks" / "a.png"
     masks.replace_mask(tmp_path / "masks", file, content, size, path, upright)
     assert np.array_equal(pixels.read_mask(file, pixels.Decoding(upright)), painted)
-    with Image.open(io_of(masks.tinted(file, 320, upright))) as overlay:
+    with Image.open(io_of(masks.mask_overlay(file, 320, upright))) as overlay:
         assert overlay.size == size
 
 

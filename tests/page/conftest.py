@@ -96,7 +96,7 @@ def stand_ins(monkeypatch):
     )
     monkeypatch.setattr(queue, "RUNNER", [sys.executable, "-c", WORKER.format(stand_in=str(STAND_IN))])
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN.parents[2]))
-    checked = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
+    checked = lambda reading, launch: {"findings": isolated.findings_of_reading(reading), "fit": None}  # noqa: E731
     monkeypatch.setattr(isolated, "check_reading", checked)
     monkeypatch.setattr(
         isolated, "check_all", lambda readings, launch: [checked(reading, launch) for reading in readings]

@@ -96,7 +96,7 @@ def test_what_the_form_knows_is_reported_before_the_whole_check_is_done(visit, m
     def slow(reading, launch):
         assert done.wait(60)
         more = isolated.finding("the disk is full", "disk", "bad")
-        return {"findings": [*isolated.known(reading), more], "fit": None}
+        return {"findings": [*isolated.findings_of_reading(reading), more], "fit": None}
 
     monkeypatch.setattr(isolated, "check_reading", slow)
     visitor = visit()

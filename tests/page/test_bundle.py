@@ -62,9 +62,12 @@ def test_every_script_of_the_page_is_in_its_own():
 
 
 def test_the_installed_gradio_says_which_files_components_need():
-    names = preloads.needed(["textbox", "tabs"])
+    names = preloads.find_needed_files(["textbox", "tabs"])
     assert len(names) > 25 and all((preloads.ASSETS_FOLDER / name).is_file() for name in names)
-    assert len(preloads.needed(["textbox", "tabs", "html"])) > len(names) and not preloads.needed(["no such kind"])[60:]
+    assert (
+        len(preloads.find_needed_files(["textbox", "tabs", "html"])) > len(names)
+        and not preloads.find_needed_files(["no such kind"])[60:]
+    )
     lines, sheets, files = preloads.head(names)
     ((address, styles),) = files.items()
     assert "stylesheet" not in lines and f'href=".{address}"' in sheets and styles.count(b"{") > 50
@@ -82,7 +85,7 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
         whole = (preloads.ASSETS_FOLDER.parent / "index.html").read_bytes()
         await send({"type": "http.response.body", "body": whole})
 
-    lines, sheets, _ = preloads.head(preloads.needed(["textbox"]))
+    lines, sheets, _ = preloads.head(preloads.find_needed_files(["textbox"]))
     html = TestClient(scripts.ScriptTags(gradio, lines, sheets)).get("/").text
     style_sheets = re.findall(r'<link rel="stylesheet"[^>]*? href="([^"]*)"', html)
     assert re.search(r"assets/index-[\w-]+\.css$", style_sheets[0]) and style_sheets[1].endswith("/gradio.css")
@@ -90,4 +93,4 @@ def test_styles_of_components_stand_behind_those_of_gradios_head():
 
 def test_another_gradio_is_loaded_without(monkeypatch, tmp_path):
     monkeypatch.setattr(preloads, "ASSETS_FOLDER", tmp_path / "assets")
-    assert preloads.needed(["textbox"]) == [] and preloads.head([]) == ("", "", {})
+    assert preloads.find_needed_files(["textbox"]) == [] and preloads.head([]) == ("", "", {})

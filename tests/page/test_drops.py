@@ -91,6 +91,25 @@ def test_folders_inside_of_a_dropped_folder_keep_their_names_and_captions(visit,
     ]
 
 
+def test_added_images_leave_a_folder_of_the_users_alone_unless_they_are_dropped_on_it(visit, served, tmp_path):
+    own = served[1] / "own"
+    draw(own / "01.png")
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Train")
+    visitor.fill(output_name="added", output_dir=served[1] / "out", train_data_dir=own)
+    visitor.until("1 image per epoch", ".datasets .sum")
+    drop(page, draw(tmp_path / "02.png", 2))
+    visitor.until("2 images per epoch", ".datasets .sum")
+    rows = page.locator(".datasets:visible .groups li [data-set=image_dir]")
+    folders = [row.input_value() for row in rows.all()]
+    assert folders == [str(own), str(served[1] / "kohya" / "images" / "added")]
+    assert [path.name for path in own.iterdir()] == ["01.png"]
+    drop(page, draw(tmp_path / "03.png", 3), at=".datasets:visible .groups li >> nth=0")
+    visitor.until("3 images per epoch", ".datasets .sum")
+    assert sorted(path.name for path in own.iterdir()) == ["01.png", "03.png"] and rows.count() == 2
+
+
 def test_folders_without_repeats_become_rows(visit, served, tmp_path):
     for number, folder in enumerate(("cats", "dogs", "deep/inside")):
         draw(tmp_path / "pets" / folder / "01.png", number)

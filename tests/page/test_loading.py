@@ -20,7 +20,7 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
     def slow(reading, launch):
         assert done.wait(60)
         dims.append(reading.config.network.network_dim)
-        return {"findings": isolated.known(reading), "fit": None}
+        return {"findings": isolated.findings_of_reading(reading), "fit": None}
 
     monkeypatch.setattr(isolated, "check_reading", slow)
     (served[1] / "late.toml").write_text("network_dim = 24\n", encoding="utf-8")
@@ -65,7 +65,7 @@ def checked(monkeypatch):
 
     def slow(reading, launch):
         assert done.wait(60)
-        return {"findings": isolated.known(reading), "fit": None}
+        return {"findings": isolated.findings_of_reading(reading), "fit": None}
 
     monkeypatch.setattr(isolated, "check_reading", slow)
     with queue.changing() as data:

@@ -291,7 +291,7 @@ def test_a_prompt_that_a_resume_has_changed_is_not_mixed_with_the_one_before(tmp
     second = recorded(tmp_path, "second", 1e-4, resumes=first.name)
     later = [line for line in (second / layout.PROGRESS).read_text().splitlines() if json.loads(line)["step"] > 20]
     (second / layout.PROGRESS).write_text("\n".join(later).replace("a dog", "a red dog") + "\n")
-    beside = sampling._of_samples(reader.existing_run(second.name))
+    beside = sampling._build_sample_sheet(reader.existing_run(second.name))
     assert beside["rows"] == ["a <b>cat</b>", "a dog", "a red dog"]
     makers = [[cell and cell["large"].split("/")[3] for cell in row] for row in beside["cells"]]
     one, two = first.name, second.name

@@ -15,7 +15,7 @@ from library.config.problems import ConfigError
 @pytest.fixture
 def editor(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
-    known = lambda reading, launch: {"findings": isolated.known(reading), "fit": None}  # noqa: E731
+    known = lambda reading, launch: {"findings": isolated.findings_of_reading(reading), "fit": None}  # noqa: E731
     monkeypatch.setattr(isolated, "check_reading", known)
     return TextEditor({tab.id: TrainingTab(tab, [tmp_path]) for tab in TABS}, [tmp_path])
 

@@ -27,7 +27,9 @@ def quiet(message, done, total):
 
 @pytest.fixture(scope="module")
 def config(shallow):  # noqa: F811
-    return shell.config_to_sample(shallow.configs["sdxl_train_network"], {"mixed_precision": "no"}, script_of_toml)
+    return shell.read_sample_config(
+        shallow.configs["sdxl_train_network"], {"mixed_precision": "no"}, script_of_toml
+    ).config
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_an_image_of_the_file_is_the_trainings_preview(shallow, trained, tmp_pat
     file, toml, preview = trained(script, line, values)
 
     def image(**options):
-        sampled = shell.config_to_sample(toml, options, lambda _: script)
+        sampled = shell.read_sample_config(toml, options, lambda _: script).config
         columns = plan.plan_columns("together", [(file, 1.0)])
         sheet = generate.generate(sampled, columns, [parse_line(line)], tmp_path / "new", quiet)
         with Image.open(sheet.files[0][0]) as image:
@@ -208,7 +208,7 @@ def test_an_image_of_the_file_is_rounded_as_the_trainings_preview(shallow, train
     # A strength of 2 / 3 is exact in no format: where it is applied decides what is rounded.
     values = {"mixed_precision": "bf16", "network_dim": 3, "network_alpha": 2.0}
     file, toml, preview = trained(script, line, values)
-    sampled = shell.config_to_sample(toml, {}, lambda _: script)
+    sampled = shell.read_sample_config(toml, {}, lambda _: script).config
 
     def image(strength):
         columns = plan.plan_columns("together", [(file, strength)])

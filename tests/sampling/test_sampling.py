@@ -39,7 +39,7 @@ def given(shallow, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
 
     def of(script):
-        return shell.config_to_sample(shallow.configs[script], {"mixed_precision": "no"}, script_of_toml)
+        return shell.read_sample_config(shallow.configs[script], {"mixed_precision": "no"}, script_of_toml).config
 
     return of
 

@@ -103,7 +103,7 @@ def small(picture: Image.Image) -> np.ndarray:
 @cache
 def drawn_zorbs(ground: str) -> list[Image.Image]:
     """Zorbs of all poses in two sizes."""
-    poses = (scene.pose for scene in zorb.TO_LEARN_FROM[:6])
+    poses = (scene.pose for scene in zorb.TRAINING_SCENES[:6])
     return [zorb.draw_scene(zorb.Scene(pose, size, (0.5, 0.5), ground, 0)) for pose, size in product(poses, (0.8, 1.0))]
 
 
@@ -170,8 +170,8 @@ class LearningMeter:
         model = open_sampling_model(config, [path for path, _ in loras], lambda *_: None)
         pictures: dict[int, Image.Image] = {}
         ColumnSampler(model, [parse_line(line) for line in lines], config)(Column("", loras), pictures.__setitem__)
-        pixels = torch.stack([_pixels(zorb.draw_scene(scene)) for scene in zorb.HELD_OUT])
-        (error,) = velocity_errors(model, pixels, [scene.caption for scene in zorb.HELD_OUT])
+        pixels = torch.stack([_pixels(zorb.draw_scene(scene)) for scene in zorb.HELD_OUT_SCENES])
+        (error,) = velocity_errors(model, pixels, [scene.caption for scene in zorb.HELD_OUT_SCENES])
         return [pictures[row] for row in range(len(lines))], error
 
 

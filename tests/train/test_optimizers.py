@@ -11,7 +11,7 @@ from torch import nn
 
 from library.check import estimate
 from library.config.building import build_config, draft, working_fix
-from library.config.fixes import carried
+from library.config.fixes import carried_arguments
 from library.config.problems import ConfigError
 from library.config.sections.learning import OptimizerName
 from library.families.flux.options import FluxLora, FluxTrain
@@ -319,7 +319,10 @@ def test_metadata_names_the_package_s_own_class():
 
 
 def test_arguments_that_mean_the_same_are_carried_over():
-    assert carried(["weight_decay=0.1", "d_coef=2", "betas=0.9,0.99"]) == ("weight_decay=0.1", "betas=0.9,0.99")
+    assert carried_arguments(["weight_decay=0.1", "d_coef=2", "betas=0.9,0.99"]) == (
+        "weight_decay=0.1",
+        "betas=0.9,0.99",
+    )
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_the_sentences_are_in_every_table(language, tmp_path, monkeypatch):
         *optim.find_optimizer_problems(lora(optimizer_type="Prodigy")),
     ]
     presets.apply(eight_bit(tmp_path), LORA, {}, said)
-    said += [packages.broken("bitsandbytes", "OSError: x")]
+    said += [packages.package_error("bitsandbytes", "OSError: x")]
     assert len(said) == 4
     for text in said:  # and so are those that are put into them; the command and the error stay as they are
         parts = [text, *(part for part in text.arguments.values() if isinstance(part, Message))]

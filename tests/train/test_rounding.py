@@ -310,7 +310,9 @@ def test_small_weights_round_together_as_one_by_one(monkeypatch, make):
         monkeypatch.setattr(stochastic_rounding, "SMALL", most)
         weights = half_weights(12)
         weights[3].data = weights[3].data.to(memory_format=torch.channels_last)
-        optimizer = fused_step.PartitionedOptimizer([{"params": weights, "lr": 0.01}], fused_step.by_size, make, 5)
+        optimizer = fused_step.PartitionedOptimizer(
+            [{"params": weights, "lr": 0.01}], fused_step.bundles_by_size, make, 5
+        )
         for step in range(4):
             chance = torch.Generator().manual_seed(step)
             for number, p in enumerate(weights):
@@ -330,7 +332,7 @@ def test_rounding_small_weights_draws_once_for_each_tensor_and_copies_all_at_onc
     def operations(count):
         weights = half_weights(count)
         optimizer = fused_step.PartitionedOptimizer(
-            [{"params": weights, "lr": 0.01}], fused_step.by_size, partial(torch.optim.AdamW, foreach=True), 5
+            [{"params": weights, "lr": 0.01}], fused_step.bundles_by_size, partial(torch.optim.AdamW, foreach=True), 5
         )
         for _ in range(2):  # the second step finds states
             for p in weights:

@@ -55,7 +55,7 @@ def _part_descriptions(variant: FluxVariant) -> Iterator[tuple[str, Part]]:
 
 FLUX_DENOISER = DoubleStreamFile(
     lambda shapes: FACTS.recognise(shapes) or FACTS.base_model,
-    keys.TREES,
+    keys.TREES.is_diffusers,
     keys.flux_sources,
     lambda shapes: Flux(Sizes.of(shapes)),
 )

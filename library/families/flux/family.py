@@ -264,8 +264,9 @@ class FluxFamily(TransformerFamily):
         self.is_schnell = denoiser.sizes.is_schnell
         self.depth = (denoiser.sizes.double_blocks, denoiser.sizes.single_blocks)
         source = {part: str(path) for part, path in paths.items()}
-        words = self.tokenizers_of_captions()
-        components = ModelComponents(denoiser, None, {}, words, source, deferred, fill_denoiser=fill)
+        components = ModelComponents(
+            denoiser, None, {}, self.tokenizers_of_captions(), source, deferred, fill_denoiser=fill
+        )
         return components if deferring else components.read_all()
 
     def adapter_name(self, part: str, path: str) -> str:

@@ -50,7 +50,10 @@ CACHED_FILES = replace(
     parts={part: definition for part, definition in FLUX_2_PARTS.items() if part != "text_encoder"},
 )
 FLUX_2_DENOISER = DoubleStreamFile(
-    lambda _shapes: FLUX_2_TRANSFORMER, keys.TREES, keys.flux_2_sources, lambda shapes: Flux2(Flux2Shape.of(shapes))
+    lambda _shapes: FLUX_2_TRANSFORMER,
+    keys.TREES.is_diffusers,
+    keys.flux_2_sources,
+    lambda shapes: Flux2(Flux2Shape.of(shapes)),
 )
 
 

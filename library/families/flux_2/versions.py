@@ -8,13 +8,13 @@ from typing import Any
 from library.families.facts import Variant
 
 BASE_DEFAULTS = {"negative_prompt": " ", "width": 1024, "height": 1024, "sample_steps": 50, "scale": 4.0}
-DISTILLED = BASE_DEFAULTS | {"sample_steps": 4, "scale": 1.0}
-DEV = BASE_DEFAULTS | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
+DISTILLED_DEFAULTS = BASE_DEFAULTS | {"sample_steps": 4, "scale": 1.0}
+DEV_DEFAULTS = BASE_DEFAULTS | {"negative_prompt": "", "scale": 1.0, "guidance_scale": 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Version(Variant):
-    """One model. Distilled kleins share their header with their base models."""
+    """A published model. Distilled kleins share their header with their base models."""
 
     short: str  # musubi-tuner's short name, in names of caches
     hidden: int  # width of the published transformer
@@ -25,16 +25,22 @@ class Flux2Version(Variant):
 
 KLEIN_4B: dict[str, Any] = {
     "short": "f2k4b",
+    "hidden": 3072,
     "base_model_version": "flux_2_klein_4b",
     "architecture": "Flux.2-klein-4b",
 }
-LARGE: dict[str, Any] = {"short": "f2k9b", "base_model_version": "flux_2_klein_9b", "architecture": "Flux.2-klein-9b"}
-DISTILLED_FACTS: dict[str, Any] = {"distilled": True, "sample_defaults": MappingProxyType(DISTILLED)}
+KLEIN_9B: dict[str, Any] = {
+    "short": "f2k9b",
+    "hidden": 4096,
+    "base_model_version": "flux_2_klein_9b",
+    "architecture": "Flux.2-klein-9b",
+}
+DISTILLED_FACTS: dict[str, Any] = {"distilled": True, "sample_defaults": MappingProxyType(DISTILLED_DEFAULTS)}
 VERSIONS = {
-    "klein-base-4b": Flux2Version(title="FLUX.2 klein base 4B", hidden=3072, **KLEIN_4B),
-    "klein-base-9b": Flux2Version(title="FLUX.2 klein base 9B", hidden=4096, **LARGE),
-    "klein-4b": Flux2Version(title="FLUX.2 klein 4B", hidden=3072, **KLEIN_4B, **DISTILLED_FACTS),
-    "klein-9b": Flux2Version(title="FLUX.2 klein 9B", hidden=4096, **LARGE, **DISTILLED_FACTS),
+    "klein-base-4b": Flux2Version(title="FLUX.2 klein base 4B", **KLEIN_4B),
+    "klein-base-9b": Flux2Version(title="FLUX.2 klein base 9B", **KLEIN_9B),
+    "klein-4b": Flux2Version(title="FLUX.2 klein 4B", **KLEIN_4B, **DISTILLED_FACTS),
+    "klein-9b": Flux2Version(title="FLUX.2 klein 9B", **KLEIN_9B, **DISTILLED_FACTS),
     "dev": Flux2Version(
         title="FLUX.2 dev",
         short="f2d",
@@ -42,7 +48,7 @@ VERSIONS = {
         architecture="Flux.2-dev",
         hidden=6144,
         guided=True,
-        sample_defaults=MappingProxyType(DEV),
+        sample_defaults=MappingProxyType(DEV_DEFAULTS),
     ),
 }
 

@@ -43,7 +43,7 @@ FLUX_3_FILES = PartFiles(
 )
 FLUX_3_DENOISER = DoubleStreamFile(
     lambda shapes: recognise_flux_3(shapes) or FLUX_3_TRANSFORMER,
-    keys.LAYOUTS,
+    keys.LAYOUTS.is_diffusers,
     keys.flux_3_sources,
     lambda shapes: Flux3(Flux3Shape.of(shapes)),
 )

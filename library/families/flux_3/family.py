@@ -132,8 +132,8 @@ class Flux3Family(OneEncoderFamily):
     def velocity(
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
-        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]. A distilled model is asked for the
-        velocity at the time itself, as of a step of no length.
+        """Return the predicted velocity, noise minus image, float32 [B, C, h, w]. A distilled model predicts that of a
+        whole step; a step of length 0 gives the velocity at its time.
         """
         tokens, sizes = packing.pack_with_references(noised.latents, controls)
         output = denoiser(tokens, sizes, text["ctx_vec"], text["ctx_mask"], noised.timesteps)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,25 +21,18 @@ from library.families.shared.weights import Source
 logger = logging.getLogger(__name__)
 
 
-class TwoLayouts(Protocol):
-    """The layouts of a transformer's files: BFL's and diffusers'."""
-
-    def is_diffusers(self, names: Iterable[str]) -> bool:
-        """Return whether plain keys are those of diffusers."""
-
-
 @dataclass(frozen=True)
 class DoubleStreamFile:
     """A family's definition of its transformer's files."""
 
     what: Callable[[Shapes], str]  # the description of a file with these shapes
-    layouts: TwoLayouts
+    is_diffusers: Callable[[Iterable[str]], bool]  # whether plain keys are those of diffusers, and not BFL's
     sources: Callable[[Iterable[str]], Mapping[str, tuple[str, ...]]]  # diffusers keys -> {BFL key: its diffusers keys}
     build: Callable[[Shapes], Any]  # shapes by BFL key; KeyError names the first that is missing
 
     def bfl_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         """Return shapes by BFL key, from plain keys of either layout. Raises KeyError naming a missing tensor."""
-        if not self.layouts.is_diffusers(shapes):
+        if not self.is_diffusers(shapes):
             return {name: tuple(shape) for name, shape in shapes.items()}
         return {
             name: (sum(shapes[part][0] for part in made_of), *shapes[made_of[0]][1:])
@@ -62,7 +55,7 @@ class DoubleStreamFile:
         file = weights.open_weights(path, mmap)
         names, stored = tensor_names.without_prefix(file), file.shapes()
         with complete(path, self.what(stored)):
-            converts = self.layouts.is_diffusers(names)
+            converts = self.is_diffusers(names)
             made_of = self.sources(names) if converts else {name: (name,) for name in names}
             shapes = self.bfl_shapes({plain: stored[name] for plain, name in names.items()})
             with empty_weights.empty_weights():

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-JOINED_ON = {"cuda"}  # kinds of device; on a CPU larger products would change the last bits of losses
+from library.families.capabilities import JOINED_ON
 
 
 # Why: docs/decisions/2026-11-29-layers-with-one-input.md

@@ -134,14 +134,14 @@ def unreadable_weights(path: Path, entries: Entries) -> Message | None:
     endings = (".weight", ".absmax", ".quant_map")
     weights = {name: entry for name, entry in entries.items() if name.endswith(endings)}
     types = {entry["dtype"] for entry in weights.values()}
-    return _in_integers(path, weights, {"U8"}) or unreadable_scales(path, entries) or _too_coarse(path, types)
+    return _find_integer_weights(path, weights, {"U8"}) or unreadable_scales(path, entries) or _too_coarse(path, types)
 
 
 def _marks_of_scales(entries: Entries) -> set[str]:
     return {name for name in entries if name.rpartition(".")[2] in SCALED}
 
 
-def _in_integers(path: Path, entries: Entries, integers: set[str]) -> Message | None:
+def _find_integer_weights(path: Path, entries: Entries, integers: set[str]) -> Message | None:
     """Return that weights of a file have one of the dtypes `integers`, or 4 bits of bitsandbytes; None if not."""
     marks = _marks_of_scales(entries)
     types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}
@@ -244,7 +244,7 @@ def stored_oddly(path: Path, entries: Entries, scaled: bool = False) -> Message 
     """Return why the dtypes of a file are not supported, None if they are: 8 bits with scales (unless `scaled`), other
     8-bit formats, 4 bits.
     """
-    if problem := _in_integers(path, entries, {"U8"} if scaled else {"U8", "I8"}):
+    if problem := _find_integer_weights(path, entries, {"U8"} if scaled else {"U8", "I8"}):
         return problem
     marks = _marks_of_scales(entries)
     types = {entry["dtype"] for name, entry in entries.items() if name not in marks and name not in TOKENIZERS}

@@ -54,7 +54,7 @@ class UnetCheckpoints:
     facts: FamilyFacts
     single: SingleFile
     whole: str  # the description by `recognise` of a complete single file
-    alone: str  # the same of a U-Net without text encoders
+    alone: str  # the description of a U-Net without text encoders
     gigabytes: str  # of a complete file in half precision
     encoders: Mapping[str, TextEncoderFiles]
     scale: float  # factor from VAE samples to latents

@@ -35,7 +35,7 @@ from library.memory.quantization import fp8_storage
 from library.methods.base import TrainingMethod
 from library.train.compiling.compile_process import LACKS_MEMORY
 
-NICER = 10  # niceness: the training has priority
+NICENESS = 10  # niceness: the training has priority
 
 # Options that do not affect graphs: control of the training, and files that no shape depends on.
 WITHOUT_GRAPH_INFLUENCE = {
@@ -61,12 +61,12 @@ class MetaModel:
 
 
 def main() -> int:
-    """Do the job of the first two lines from stdin."""
+    """Read the settings and the calls of blocks, and compile each block that a further line asks for."""
     torch_private.import_inductor()  # while the training loads its model
     settings = json.loads(sys.stdin.readline())
     if not settings.pop("waited_for"):
         with contextlib.suppress(AttributeError, OSError):  # on Windows the parent process sets the priority
-            os.nice(NICER)
+            os.nice(NICENESS)
     device = torch.device(settings["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -81,7 +81,7 @@ def main() -> int:
     threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()
     calls = [BlockCall(**call) for call in job["calls"]]
     with CompileLog() as log:
-        keep_called_blocks(model, job, calls, device, log)
+        prepare_called_blocks(model, job, calls, device, log)
         while (number := wanted.get()) is not None:
             call, began = calls[number], time.perf_counter()
             block_calls.repeat(model.components.denoiser, call, device)
@@ -108,10 +108,10 @@ def build_model(settings: JsonObject) -> MetaModel:
         return MetaModel(config, family, components, methods.attach_method(components, family, config))
 
 
-def keep_called_blocks(
+def prepare_called_blocks(
     model: MetaModel, job: JsonObject, calls: list[BlockCall], device: torch.device, log: CompileLog
 ) -> None:
-    """Leave only the called blocks in the denoiser, with random weights, and prepare them as in the training."""
+    """Prepare the called blocks as in the training, with random weights; all other blocks are deleted."""
     denoiser, family, method = model.components.denoiser, model.family, model.method
     kept = {call.path for call in calls}
     learning = [path for path, p in denoiser.named_parameters() if p.requires_grad]

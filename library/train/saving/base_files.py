@@ -47,7 +47,7 @@ def remote_files(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
     for option, name in _hub_names(config):
         if hub_files.find_hub_file(name) is None:
             try:
-                remarks.append(hub_files.announced(option, name))
+                remarks.append(hub_files.announce_download(option, name))
             except ConfigError as e:
                 problems.append(hub_files.unreachable_file(option, name, e.said))
     return problems, remarks

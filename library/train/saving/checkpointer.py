@@ -144,17 +144,17 @@ class Checkpointer:
         updates, by = self._training.updates, by or self._writing.during
         self._journal.phase(Message("saving"))
         with averaging.averaged(updates.raw_optimizer):
-            saved = self._by_main(lambda: by(path, self._write))
+            saved = self._write_on_main(lambda: by(path, self._write))
         period = self._config.optim.ema_every_n_steps
         if self._config.optim.ema_decay and self._training.clock.step < period:
             self._journal.warn(Message(NOT_AVERAGED, file=self._names.average(path).name, every=period))
         elif self._config.optim.ema_decay:
             with updates.average.applied() if updates.average else contextlib.nullcontext():
-                saved &= self._by_main(lambda: by(self._names.average(path), self._write))
+                saved &= self._write_on_main(lambda: by(self._names.average(path), self._write))
         self._training.world.wait_for_everyone()
         return saved
 
-    def _by_main(self, write: Callable[[], bool | None]) -> bool:
+    def _write_on_main(self, write: Callable[[], bool | None]) -> bool:
         """Let the first process write, and return False if `write` does; with a sharded model the other processes send
         it their shards.
         """
@@ -208,7 +208,7 @@ class Checkpointer:
             assert state is not None
             return by(folder, write) if folder else self._backups.write(state, step)
 
-        saved = self._by_main(write_or_back_up)
+        saved = self._write_on_main(write_or_back_up)
         self._training.world.wait_for_everyone()
         return saved
 

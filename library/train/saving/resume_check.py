@@ -37,8 +37,9 @@ OTHER_ARITHMETIC = (
     ": {folder} was saved by another version of this trainer: the training continues, but perhaps not bit-exactly; "
     "CHANGELOG.md names what has changed"
 )
-WHOLE_MODEL_PARTS = ("denoiser", "clip_l", "clip_g", "t5xxl")  # what a whole model's tensors begin with
-BESIDE = {"embedding.": "textual-inversion", "lllite_": "lllite"}  # the same of what else learns -> its kind
+# Beginnings of tensor names, by which a state tells its kind of training; without any of them it is one of adapters.
+WHOLE_MODEL_PARTS = ("denoiser", "clip_l", "clip_g", "t5xxl")
+KINDS_BY_PREFIX = {"embedding.": "textual-inversion", "lllite_": "lllite"}
 LEARNED: dict[str, MessageLike] = {
     "finetune": Message("a whole model"),
     "lora": Message("adapters"),
@@ -65,7 +66,7 @@ RATES = (
     *("learning_rate", "unet_lr", "text_encoder_lr", "block_lr"),
     *("learning_rate_te", "learning_rate_te1", "learning_rate_te2"),
 )
-RANK = 4  # where network_dim is not set
+UNSET_RANK = 4  # of a network without network_dim
 
 
 def changes(config: RunConfig, total: int | None = None) -> list[Problem]:
@@ -123,7 +124,7 @@ def problems(folder: Path, config: RunConfig | None = None, total: int | None = 
         if config.steps.max_train_epochs:
             return []
         total = int(config.steps.max_train_steps)
-    return [why] if (why := finished(folder, facts, total, config)) else []
+    return [why] if (why := find_nothing_left(folder, facts, total, config)) else []
 
 
 def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iterator[Problem]:
@@ -139,7 +140,7 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
 
 def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Problem | None:
     """Return the problem if a state's tensors are of another kind of training, or of another family."""
-    kind = _kind(stored)
+    kind = _kind_of_training(stored)
     if kind != config.kind:
         return Problem(
             "resume",
@@ -161,7 +162,7 @@ def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Proble
 def _other_moments(folder: Path, options: JsonMapping, config: RunConfig) -> Iterator[Problem]:
     """Yield the problem if the optimizer of this config keeps other moments than the state with these `options`."""
     saved = str(options.get("optimizer_type", config.optim.optimizer_type) or "")
-    if _memory(saved) != _memory(config.optim.optimizer):
+    if _state_layout(saved) != _state_layout(config.optim.optimizer):
         template = ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}"
         now = config.optim.optimizer
         yield Problem("resume", template, folder=folder, saved=saved or "AdamW", now=now, advice=ADVICE)
@@ -187,20 +188,22 @@ def _other_adapters(folder: Path, stored: JsonMapping, options: JsonMapping, con
         yield Problem("resume", template, folder=folder, before=before, module=network.module, advice=ADVICE)
     elif network.module.startswith("networks.") and not network.dim_from_weights:
         ranks = {shape[0] for name, shape in stored.items() if name.endswith("lora_down.weight")}
-        before, now = options.get("network_dim", network.network_dim) or RANK, network.network_dim or RANK
+        before, now = options.get("network_dim", network.network_dim) or UNSET_RANK, network.network_dim or UNSET_RANK
         if before != now and ranks and now not in ranks:
             template = ": {folder} was saved with network_dim {before}, and this is {now}; {advice}"
             yield Problem("resume", template, folder=folder, before=before, now=now, advice=ADVICE)
 
 
-def _kind(stored: JsonMapping) -> str:
+def _kind_of_training(stored: JsonMapping) -> str:
     """Return the kind of training that wrote a state, from the names of its trained tensors."""
     if any(name.startswith(f"{part}.") for name in stored for part in WHOLE_MODEL_PARTS):
         return "finetune"
-    return next((kind for name in stored for part, kind in BESIDE.items() if name.startswith(part)), "lora")
+    return next(
+        (kind for name in stored for prefix, kind in KINDS_BY_PREFIX.items() if name.startswith(prefix)), "lora"
+    )
 
 
-def _memory(optimizer: str) -> tuple[str, str]:
+def _state_layout(optimizer: str) -> tuple[str, str]:
     """Return the package and class of an optimizer, which determine the layout of its state; paged variants share that
     of the others."""
     spec = optimizer_spec(optimizer or "AdamW")
@@ -231,7 +234,7 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
     options that differ."""
     if not theirs or theirs == ours:
         return None
-    group_texts = {"theirs": _named(theirs), "ours": _named(ours)}
+    group_texts = {"theirs": _describe_groups(theirs), "ours": _describe_groups(ours)}
     if changes is None:
         return Problem(
             "resume",
@@ -248,7 +251,7 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
     )
 
 
-def _named(groups: Mapping[str, int]) -> Message:
+def _describe_groups(groups: Mapping[str, int]) -> Message:
     return join_messages([Message("{name}: {count}", name=name, count=count) for name, count in groups.items()])
 
 
@@ -264,7 +267,7 @@ def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
     return join_messages(differences, "; ") if differences else None
 
 
-def finished(folder: Path, facts: JsonMapping, total_steps: int, config: RunConfig) -> Problem | None:
+def find_nothing_left(folder: Path, facts: JsonMapping, total_steps: int, config: RunConfig) -> Problem | None:
     """Return the problem if a training has no step left to do and its result exists; else None."""
     step, has_result = facts["current_step"], output_names(config).last.exists()
     early, patience = facts.get("early_stop") or {}, config.steps.early_stop_patience

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.json_types import JsonMapping
-from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, join_messages
+from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, join_messages, raise_if_any
 from library.config.run_config import RunConfig
 from library.data.held_out import IN_STATE
 from library.optim import resuming, trial
@@ -21,7 +21,7 @@ from library.train.saving.deciding_options import (
     inexact_differences,
     is_rescheduled,
 )
-from library.train.saving.resume_check import finished
+from library.train.saving.resume_check import find_nothing_left
 from library.train.saving.state_contents import fitting, state_refusal
 from library.train.saving.state_files import (
     AVERAGE,
@@ -81,10 +81,9 @@ def resume_training(folder: Path, training: "Training") -> None:
     """Restore the state from a folder that `State.write` wrote. Raises ConfigError where it does not fit this run."""
     training.journal.phase(Message("resuming"))
     config, world, updates, clock = training.config, training.world, training.updates, training.clock
-    if damaged := damage(folder):
-        raise ConfigError(*damaged)
+    raise_if_any(damage(folder))
     facts = read_progress(folder)
-    if not config.steps.moved and (why := finished(folder, facts, clock.total, config)):
+    if not config.steps.moved and (why := find_nothing_left(folder, facts, clock.total, config)):
         raise ConfigError(why)
     with fitting(folder / WEIGHTS):
         training.method.restore(read_tensors(folder / WEIGHTS))

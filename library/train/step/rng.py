@@ -11,10 +11,10 @@ import torch
 def seed_everything(seed: int | None, ranks: int) -> int:
     """Seed Python, NumPy and PyTorch; return the seed, drawn at random if None."""
     if seed is None:
-        box = [random.SystemRandom().randint(0, 2**31 - 1)]
+        drawn_seed = [random.SystemRandom().randint(0, 2**31 - 1)]  # a list, which broadcasting fills
         if ranks > 1:  # all processes must order the data alike
-            torch.distributed.broadcast_object_list(box)
-        seed = box[0]
+            torch.distributed.broadcast_object_list(drawn_seed)
+        seed = drawn_seed[0]
     random.seed(seed)
     np.random.seed(seed % 2**32)  # NumPy takes 32 bits
     torch.manual_seed(seed)

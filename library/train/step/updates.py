@@ -74,7 +74,7 @@ class Updates:
             factors.gather(method.groups())
         if world.ranks > 1 and not self._early:  # an optimizer that steps early averages its gradients itself
             gradients.broadcast(p.detach() for p in self._parameters if not rows_of_parameter(p))
-            unsharded = [p for p in gradients.by_arrival(method) if not rows_of_parameter(p)]
+            unsharded = [p for p in gradients.parameters_by_arrival(method) if not rows_of_parameter(p)]
             self._averager = gradients.GradientAverager(unsharded, world.ranks)
         # Not wrapped by accelerate, unlike `optimizer`.
         self.raw_optimizer = optimizers.make_optimizer(method, config, seed)
@@ -169,16 +169,16 @@ class Updates:
     def state_dict(self) -> State:
         """Return the optimizer's state for whole weights. Collective: every process must call it."""
         state = self.raw_optimizer.state_dict()
-        return self._by_part(state, self._shards.offered_state) if self._shards else state
+        return self._map_bundles(state, self._shards.offered_state) if self._shards else state
 
     def load_state_dict(self, state: State) -> None:
         # The optimizer's own errors tell that it does not fit.
-        self.raw_optimizer.load_state_dict(self._by_part(state, own_state) if self._shards else state)
+        self.raw_optimizer.load_state_dict(self._map_bundles(state, own_state) if self._shards else state)
 
     def resume(self, saved: resuming.Saved, config: RunConfig) -> None:
         resuming.take_over(self.raw_optimizer, self.schedule, saved, config, self.load_state_dict)
 
-    def _by_part(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
+    def _map_bundles(self, state: State, change: Callable[[State, Sequence[nn.Parameter]], State]) -> State:
         """Apply `change` to the state of each optimizer that this one consists of, with the weights that it steps."""
         if not isinstance(self.raw_optimizer, PartitionedOptimizer):
             return change(state, self._parameters)
