@@ -2,7 +2,7 @@
 import * as form from "../form/page.js";
 import { tabOf } from "../form/inputs.js";
 import { count, say } from "../i18n/sentences.js";
-import { all, fieldValue, finder, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
+import { all, fieldValue, finder, hit, isField, make, makeButton, setValue } from "../server/elements.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
 /** @typedef {import("./images_overview.js").Overview} Overview */
@@ -13,7 +13,8 @@ import { all, fieldValue, finder, hit, isBox, isField, make, makeButton, setValu
  */
 /** @typedef {{ folder: string, fields: string[] }} Before the view to return to from a single source */
 
-const NAMES = ["reg_data_dir", "in_json", "dataset_config"]; // options that may name images outside the folder
+const FILES = ["dataset_config", "in_json"]; // options whose file describes images
+const NAMES = ["reg_data_dir", ...FILES]; // options that may name images outside the folder
 
 /** @type {HTMLElement} */
 let root;
@@ -131,24 +132,28 @@ function adoptSettings() {
   return values;
 }
 
-/** Put this folder and its settings into a form. */
+/** Put this folder and its settings into a form, as one change that can be undone. */
 function give() {
-  const { id, title } = chosenTab();
-  /** @type {Record<string, string | boolean>} */
-  const values = { train_data_dir: folder().value };
-  // A file that describes other images would be used instead of the folder.
-  for (const name of ["dataset_config", "in_json"]) values[name] = setting(name).value;
-  for (const name of ["caption_extension", "resolution", "enable_bucket"])
-    values[name] = isBox(setting(name)) ? setting(name).checked : setting(name).value;
-  for (const [name, value] of Object.entries(values)) {
-    const field = form.formOf(id).querySelector(`[data-option="${name}"]`);
+  const { id, title } = chosenTab(), where = form.formOf(id);
+  /** @type {string[]} */
+  const left = [];
+  form.remember(where);
+  for (const name of ["train_data_dir", ...FILES, "caption_extension", "resolution", "enable_bucket"]) {
+    const from = name === "train_data_dir" ? folder() : setting(name);
+    const field = where.querySelector(`[data-option="${name}"]`);
     if (!isField(field)) continue;
+    const before = field.value.trim(), value = fieldValue(from);
+    // A file that describes other images would be used instead of the folder.
+    if (FILES.includes(name) && before && before !== String(value).trim()) left.push(before);
     setValue(field, value);
-    field.dispatchEvent(new Event("input", { bubbles: true }));
   }
-  tab.notify(
-    "good",
-    say("The {tab} tab has this folder now, with its caption extension, resolution and buckets.", { tab: title }));
+  form.settle(where);
+  const sentences = [
+    say("The {tab} tab has this folder now, with its caption extension, resolution and buckets.", { tab: title }),
+    ...left.map((file) =>
+      say("It no longer names {file}, which describes other images: Undo there names it again.", { file })),
+  ];
+  tab.notify("good", sentences.join("\n"));
 }
 
 function forget() {

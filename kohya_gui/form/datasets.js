@@ -63,14 +63,17 @@ export function choose(box, values) {
  * @param {Element} box
  * @param {string} text
  * @param {string} [wrong] what also went wrong
+ * @param {boolean} [below] what is shown already
  */
-export function showMessage(box, text, wrong = "") {
+export function showMessage(box, text, wrong = "", below = false) {
   const lines = (/** @type {string} */ each, className = "") =>
     each
       .split("\n")
       .filter(Boolean)
       .map((line) => make("span", { className }, ...withAllowButton(line)));
-  find(box, ".file").replaceChildren(...lines(text), ...lines(wrong, "bad"));
+  const place = find(box, ".file");
+  if (!below) place.replaceChildren();
+  place.append(...lines(text), ...lines(wrong, "bad"));
 }
 
 // ---- showing

@@ -12,9 +12,6 @@ const IMAGES = "image_dir";
 /** @type {Record<string, string>} what is put behind the name of a folder for images that go with its own */
 const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
 
-// Folders that the page made for images which were sent before (uploads.py).
-const SENT = /[\\/]kohya[\\/]images[\\/]/;
-
 /**
  * Send files to folders, and show them: to the folder of a row, or else to new ones.
  * @param {Element} box
@@ -28,7 +25,7 @@ export async function send(box, folders, row, name = IMAGES) {
   state.isSending = true;
   try {
     const names = row ? folders.map(() => "") : await namesOf(folders), isApart = names.some(Boolean);
-    const into = row ?? (isApart ? null : rowToFill(rows));
+    const into = row ?? (isApart ? null : await rowToFill(box, rows));
     const base = await folderFor(box, into, name);
     const { filled, said, refused } = await fill(box, folders, names.map((each) => (each ? `${base}/${each}` : base)));
     if (!filled.length) return showMessage(box, "", refused || "Nothing was sent.");
@@ -36,7 +33,7 @@ export async function send(box, folders, row, name = IMAGES) {
     if (!rows.length && areRepeated(names)) choose(box, { train_data_dir: base });
     else if (isApart) await nameNewFolders(box, filled);
     else await nameFolder(box, into, name, filled[0]);
-    if (!state.unsaved) showMessage(box, said, refused); // otherwise it says why they cannot be saved
+    showMessage(box, said, refused, state.unsaved); // below why rows cannot be saved
   } catch (error) {
     showMessage(box, "", messageOf(error));
   } finally {
@@ -69,13 +66,32 @@ async function fill(box, folders, places) {
 
 /**
  * The only row, if it takes more images: nothing is added to a user's own folder that was not aimed at.
+ * @param {Element} box
  * @param {HTMLElement[]} rows
  */
-function rowToFill([first, ...others]) {
+async function rowToFill(box, [first, ...others]) {
   if (!first || others.length) return null;
-  const { image_dir: folder } = textsOf(first);
-  return !folder.trim() || SENT.test(folder) ? first : null;
+  const { image_dir: folder = "" } = textsOf(first);
+  return !folder || areBeside(folder, await newFolder(box)) ? first : null;
 }
+
+/**
+ * Whether a folder is one of those that the page makes for images. `added` is the next of them.
+ * @param {string} folder
+ * @param {string} added
+ */
+function areBeside(folder, added) {
+  const [path, other] = [folder, added].map((each) => each.replaceAll("\\", "/").replace(/\/+$/, ""));
+  const place = other.replace(/[^/]*$/, "");
+  return path.startsWith(place) && path !== place && !path.includes("/../");
+}
+
+/**
+ * A folder for images that does not exist yet.
+ * @param {Element} box
+ * @returns {Promise<string>}
+ */
+const newFolder = async (box) => (await ask("upload_folder", { name: valueOf(box, "output_name") })).folder;
 
 /**
  * The folder of a row, or one that does not exist yet.
@@ -87,8 +103,8 @@ function rowToFill([first, ...others]) {
 async function folderFor(box, row, name) {
   const field = row && find(row, `[data-set=${name}]`), named = isField(field) ? field.value.trim() : "";
   if (named) return named;
-  if (row && BESIDE[name]) return textsOf(row).image_dir + BESIDE[name];
-  return (await ask("upload_folder", { name: valueOf(box, "output_name") })).folder;
+  const { image_dir: images = "" } = row && BESIDE[name] ? textsOf(row) : {};
+  return (images.replace(/[\\/]+$/, "") || await newFolder(box)) + (BESIDE[name] ?? "");
 }
 
 /**

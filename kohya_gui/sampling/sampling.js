@@ -186,7 +186,8 @@ async function valuesFrom(what, sent) {
 
 /** Fill in every file that the run has saved, and compare them. */
 async function fillEpochs() {
-  const { files } = await ofRun(), list = part(".files");
+  const chosen = model().value, { files } = await ofRun(), list = part(".files");
+  if (chosen !== model().value) return; // another run was chosen meanwhile
   for (const row of all(list, ".file").slice(1)) row.remove();
   all(list, "input", HTMLInputElement)[0].value = "";
   for (const file of files) {

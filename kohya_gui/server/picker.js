@@ -67,13 +67,14 @@ class Picker {
   at = -1; // index of the marked entry
   requests = 0; // answers to older ones are ignored
   asked = ""; // the folder of the last request, which is the one shown as soon as the answer is there
+  uses = 0; // how often the dialog was opened
   /** @type {Promise<void>} */
   opening = Promise.resolve(); // what is pressed meanwhile is about its answer, which a slow server gives late
   refused = ""; // a refused folder that the user may allow
 
   constructor() {
-    this.up.onclick = () => this.listing.up && this.open(this.listing.up);
-    this.filter.oninput = () => this.open(this.listing.folder || this.asked, this.filter.value);
+    this.up.onclick = () => void this.goUp();
+    this.filter.oninput = () => this.open(this.asked, this.filter.value);
     onEnter(this.path, () => this.open(this.path.value));
     onEnter(this.name, () => this.choose());
     this.filter.onkeydown = (event) => this.move(event);
@@ -95,7 +96,7 @@ class Picker {
     const step = steps[event.key];
     if (step && (Number.isFinite(step) || !this.filter.value)) this.mark(Math.max(0, Math.min(last, this.at + step)));
     else if (event.key === "Enter") void this.enterMarked();
-    else if (event.key === "Backspace" && !this.filter.value && this.listing.up) this.open(this.listing.up);
+    else if (event.key === "Backspace" && !this.filter.value) void this.goUp();
     else return;
     event.preventDefault();
   }
@@ -127,16 +128,27 @@ class Picker {
     else this.finish(this.pathOf(entry.name));
   }
 
+  /** Wait for the last listing. Returns whether the dialog is still open, and for the same field. */
+  async isListed() {
+    const { uses } = this;
+    let opening;
+    do await (opening = this.opening);
+    while (opening !== this.opening);
+    return this.dialog.open && uses === this.uses;
+  }
+
+  async goUp() {
+    if ((await this.isListed()) && this.listing.up) this.open(this.listing.up);
+  }
+
   async enterMarked() {
-    await this.opening;
-    if (!this.dialog.open) return;
+    if (!(await this.isListed())) return;
     if (this.at >= 0) this.enter(this.at);
     else await this.choose();
   }
 
   async choose() {
-    await this.opening;
-    if (!this.dialog.open || !this.listing.folder) return;
+    if (!(await this.isListed()) || !this.listing.folder) return;
     const ending = this.endings.split(" ")[0], name = this.name.value.trim();
     if (this.kind === "folder") this.finish(this.listing.folder);
     else if (this.kind === "new" && name)
@@ -171,12 +183,14 @@ class Picker {
     try {
       const listing = await ask("list", { folder, filter, kind: this.kind, endings: this.endings });
       if (request !== this.requests) return;
+      this.asked = listing.folder;
       this.show(listing);
       if (this.path.value === typed) this.path.value = listing.folder; // else another one is being typed
     } catch (error) {
       if (request !== this.requests) return;
       this.refused = folder;
-      if (!this.listing.folder && folder) await this.open("");
+      this.asked = this.listing.folder;
+      if (!this.asked && folder) await this.load("", "");
       this.note.replaceChildren(...withAllowButton(messageOf(error)));
     }
   }
@@ -228,7 +242,7 @@ let picker;
  */
 export function pick(input, kind = "file", endings = "") {
   picker ??= new Picker();
-  Object.assign(picker, { input, kind, endings, listing: NOTHING, at: -1 });
+  Object.assign(picker, { input, kind, endings, listing: NOTHING, at: -1, uses: picker.uses + 1 });
   picker.title.textContent = TITLES[kind];
   picker.take.textContent = TAKES[kind];
   picker.name.hidden = kind !== "new";

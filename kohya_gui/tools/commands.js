@@ -232,7 +232,7 @@ function keep(block, forms) {
   /** @type {Record<string, any>} */
   let stored = {};
   try {
-    stored = JSON.parse(localStorage.getItem(key) ?? "{}");
+    stored = { ...JSON.parse(localStorage.getItem(key) ?? "{}") };
   } catch {} // without storage the browser only forgets
   for (const form of forms)
     for (const field of all(form, "[data-field]").filter(isField))

@@ -9,7 +9,7 @@ CLOSE = 0.002  # losses within this share of the lowest count as equal
 FEWEST_COPIES = "lowest held-out loss of the files that copy the fewest training images"
 FEWEST_OF_TRAINED = "lowest loss, on images that it was trained on, of the files that copy the fewest training images"
 
-ONLY_FILE = "{file} is the only saved file: with a lower save_every_n_steps there are several to compare"
+ONLY_FILE = "{file} is the only file compared: a lower save_every_n_steps saves more of them"
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,8 @@ def propose_file(scores: Sequence[FileScore], held_out: bool) -> ProposedFile:
     if not losses:
         return _propose_by_likeness(scores)
     of_base = _about_base(scores, min(losses)[0])
-    if sum(not score.is_base for score in scores) == 1:
-        ((_, at),) = losses
-        parts = [Message(ONLY_FILE, file=scores[at].title), *of_base]
-        return ProposedFile(at, join_messages(parts, "; "))
+    if _has_one_file(scores):
+        return _propose_only_file(scores, losses[0][1], of_base)
     fewest_copies = min(scores[at].copies for _, at in losses)
     candidates = [(loss, at) for loss, at in losses if scores[at].copies == fewest_copies]
     lowest, best = min(candidates)
@@ -70,8 +68,20 @@ def _propose_by_likeness(scores: Sequence[FileScore]) -> ProposedFile:
     if not candidates:
         return ProposedFile(None, Message("Nothing could be measured: choose by the images."))
     best = min(candidates)[-1]
+    if _has_one_file(scores):
+        return _propose_only_file(scores, best, [])
     parts = [Message("most like the training images"), *_about_copies(scores, best)]
     return ProposedFile(best, Message("{file}: {reasons}", file=scores[best].title, reasons=join_messages(parts, "; ")))
+
+
+def _has_one_file(scores: Sequence[FileScore]) -> bool:
+    return sum(not score.is_base for score in scores) == 1
+
+
+def _propose_only_file(scores: Sequence[FileScore], at: int, of_base: list[Message]) -> ProposedFile:
+    copies = [Message("it copies {pictures}", pictures=counted(scores[at].copies, "training image"))]
+    parts = [Message(ONLY_FILE, file=scores[at].title), *(copies if scores[at].copies else []), *of_base]
+    return ProposedFile(at, join_messages(parts, "; "))
 
 
 def _about_base(scores: Sequence[FileScore], lowest: float) -> list[Message]:

@@ -91,23 +91,24 @@ def test_folders_inside_of_a_dropped_folder_keep_their_names_and_captions(visit,
     ]
 
 
-def test_added_images_leave_a_folder_of_the_users_alone_unless_they_are_dropped_on_it(visit, served, tmp_path):
-    own = served[1] / "own"
+@pytest.mark.parametrize("name", ["own", "own/kohya/images/cats"])
+def test_added_images_leave_a_folder_of_the_users_alone_unless_they_are_dropped_on_it(visit, served, tmp_path, name):
+    own, added = served[1] / name, name.replace("/", "-")
     draw(own / "01.png")
     visitor = visit()
     page = visitor.page
     visitor.room("Train")
-    visitor.fill(output_name="added", output_dir=served[1] / "out", train_data_dir=own)
+    visitor.fill(output_name=added, output_dir=served[1] / "out", train_data_dir=own)
     visitor.until("1 image per epoch", ".datasets .sum")
     drop(page, draw(tmp_path / "02.png", 2))
     visitor.until("2 images per epoch", ".datasets .sum")
     rows = page.locator(".datasets:visible .groups li [data-set=image_dir]")
     folders = [row.input_value() for row in rows.all()]
-    assert folders == [str(own), str(served[1] / "kohya" / "images" / "added")]
-    assert [path.name for path in own.iterdir()] == ["01.png"]
+    assert folders == [str(own), str(served[1] / "kohya" / "images" / added)]
+    assert [path.name for path in own.glob("*.png")] == ["01.png"]
     drop(page, draw(tmp_path / "03.png", 3), at=".datasets:visible .groups li >> nth=0")
     visitor.until("3 images per epoch", ".datasets .sum")
-    assert sorted(path.name for path in own.iterdir()) == ["01.png", "03.png"] and rows.count() == 2
+    assert sorted(path.name for path in own.glob("*.png")) == ["01.png", "03.png"] and rows.count() == 2
 
 
 def test_folders_without_repeats_become_rows(visit, served, tmp_path):
@@ -232,6 +233,19 @@ def test_what_is_dropped_while_files_are_sent_is_not_lost_without_a_word(visit, 
     visitor.until("2 images per epoch" if room == "Train" else "2 of 2", ".datasets .sum, .images .numbers")
 
 
+def test_images_that_are_added_later_join_those_that_were_sent(visit, served, tmp_path):
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Train")
+    visitor.fill(output_name="joined", output_dir=served[1] / "out")
+    page.locator(".datasets:visible [data-row=add]").click()  # a folder without a name takes them, too
+    for number in (1, 2):
+        drop(page, draw(tmp_path / f"{number}.png", number), at=".datasets .choose-images")
+        visitor.until(f"{number} image{'s' * (number > 1)} per epoch", ".datasets .sum")
+    rows = page.locator(".datasets:visible .groups li [data-set=image_dir]")
+    assert [row.input_value() for row in rows.all()] == [str(served[1] / "kohya" / "images" / "joined")]
+
+
 def test_more_is_taken_while_a_slow_server_lists_what_was_sent(visit, tmp_path):
     visitor = visit()
     visitor.room("Data")
@@ -267,6 +281,26 @@ def test_what_was_refused_is_still_said_when_the_rows_are_saved(visit, served, t
     drop(visitor.page, draw(tmp_path / "bird.png", 2), tmp_path / "movie.mp4", at=".datasets .sum")
     visitor.until("3 images per epoch", ".datasets .sum")
     visitor.until("Sent to", ".datasets .file").until("movie.mp4 is neither an image", ".datasets .file")
+
+
+def test_what_was_refused_is_said_also_while_the_rows_cannot_be_saved(visit, served, tmp_path):
+    for number, folder in enumerate(("cats", "dogs")):
+        draw(tmp_path / "pets" / folder / "01.png", number)
+    (tmp_path / "movie.mp4").write_bytes(WRONG["movie.mp4"][0])
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Train")
+    visitor.fill(output_name="unsaved", output_dir=served[1] / "out")
+    drop(page, tmp_path / "pets")
+    visitor.until("2 images per epoch", ".datasets .sum")
+    page.route("**/own/datasets_save", lambda route: route.fulfill(json={"error": "The disk is full."}))
+    page.locator(".datasets:visible .groups li [data-set=num_repeats]").first.fill("3")
+    visitor.until("The disk is full.", ".datasets .file")
+    row = ".datasets:visible .groups li >> nth=0"
+    drop(page, draw(tmp_path / "bird.png", 2), tmp_path / "movie.mp4", at=row)
+    visitor.until("Sent to", ".datasets .file").until("movie.mp4 is neither an image", ".datasets .file")
+    assert "The disk is full." in page.locator(".datasets:visible .file").inner_text()
+    page.unroute_all()
 
 
 def test_an_image_of_the_page_that_is_dragged_over_it_is_no_file(visit, tmp_path):

@@ -244,3 +244,55 @@ def test_what_is_pressed_before_a_slow_server_has_listed_the_folder_is_done_then
     answer(1)
     chooses(folder / "cats")
     page.unroute_all()
+
+
+@pytest.mark.browser
+def test_what_is_pressed_before_a_slow_server_has_answered_is_about_the_folder_and_field_of_then(visit, served):
+    folder = served[1] / "deep"
+    (folder / "cats" / "red").mkdir(parents=True)
+    (served[1] / "other").mkdir()
+    page, held, asked = visit().page, [], []
+    images, out = (page.locator(f"#lora-{name}") for name in ("train_data_dir", "output_dir"))
+    entries = page.locator("dialog.picker li")
+
+    def hold(route):
+        asked.append(route.request.post_data_json)
+        held.append(route)
+
+    def wait_for_requests(count):
+        wait_for(lambda: page.wait_for_timeout(20) or len(held) == count, 30)
+
+    def answer():
+        wait_for_requests(1)
+        held.pop().continue_()
+
+    images.fill(str(folder))
+    out.fill(str(served[1] / "other"))
+    page.route("**/own/list", hold)
+    page.get_by_label("Browse for Image folder").locator("visible=true").click()
+    answer()
+    entries.get_by_text("cats").click()
+    page.get_by_label("Filter").press_sequentially(
+        "re"
+    )  # filters the folder that was entered, not the one that is still shown
+    wait_for_requests(3)
+    assert [each["folder"] for each in asked[-2:]] == [str(folder / "cats")] * 2
+    while held:
+        held.pop(0).continue_()
+    entries.get_by_text("red").click()
+    page.get_by_label("Folder above").click()  # above the one that was entered
+    answer()
+    wait_for_requests(1)
+    assert asked[-1]["folder"] == str(folder / "cats")
+    page.get_by_role("button", name="Choose this folder").click()
+    page.keyboard.press("Escape")
+    page.get_by_label("Browse for Output folder").locator("visible=true").click()
+    wait_for_requests(2)
+    held.pop().continue_()
+    page.get_by_text("This folder contains no folders.").wait_for()
+    with page.expect_response("**/own/list"):
+        held.pop().continue_()
+    page.get_by_role("button", name="Choose this folder").click()
+    page.locator("dialog.picker").wait_for(state="hidden")
+    assert (images.input_value(), out.input_value()) == (str(folder), str(served[1] / "other"))
+    page.unroute_all()

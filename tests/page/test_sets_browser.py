@@ -188,6 +188,10 @@ def test_a_folder_that_is_given_to_a_form_is_the_one_that_it_trains(visit, image
     visitor.until("The LoRA tab has this folder now")
     values = visitor.held()["values"]
     assert values["train_data_dir"] == str(images) and not values[kind]
+    visitor.until(f"It no longer names {other}")
+    go(visitor, "Train")
+    visitor.click("Undo the last change")
+    assert visitor.held()["values"][kind] == str(other) and not visitor.held()["values"]["train_data_dir"]
 
 
 def test_a_tools_form_is_as_it_was_when_the_page_is_opened_again(visit, served):
@@ -206,6 +210,16 @@ def test_a_tools_form_is_as_it_was_when_the_page_is_opened_again(visit, served):
     assert weights == ["1", "0.5", "1"] and page.locator("#tools-merge-out").input_value() == "sum.safetensors"
 
 
+@pytest.mark.parametrize("stored", ["null", "7", '"x"', "[1]", "{", '{"tools-merge-loras": {"a": 1}, "which": 5}'])
+def test_the_tools_work_whatever_the_browser_has_kept(visit, stored):
+    visitor = visit()
+    visitor.page.evaluate("text => localStorage.setItem('command-tools', text)", stored)
+    visitor.open()
+    go(visitor, "Tools")
+    visitor.click("Run")
+    visitor.until("this must be filled in")
+
+
 def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     root = served[1]
     first, second = lora(root / "mergeable.safetensors"), lora(root / "second.safetensors", 1)
@@ -216,6 +230,7 @@ def test_two_loras_are_merged_and_nothing_is_overwritten(visit, served):
     page.keyboard.type("mergeable")  # other tests' files may come first
     page.wait_for_function("document.querySelectorAll('.picker[open] li').length === 1")
     page.keyboard.press("Enter")
+    page.locator(".picker[open]").wait_for(state="hidden")  # once the last letter's listing is there
     assert page.locator("#tools-merge-loras-first").input_value() == str(first)
     page.locator("#tools-merge-loras-1").fill(str(second))
     page.locator(".files .weight").nth(1).fill("0.5")

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 
+from tests.training import wait_for
+
 pytestmark = pytest.mark.browser
 FORM, RUN = ["tab:lora", "Form"], ["run:a", "Run a"]
 
@@ -56,6 +58,23 @@ def test_a_late_answer_about_a_model_that_is_no_longer_chosen_changes_nothing(ta
         held[0].fulfill(json=of_run | {"prompts": ["a cat"]})
     page.wait_for_timeout(100)
     assert prompts.input_value() == "a dog"
+
+
+def test_files_of_a_run_that_is_no_longer_chosen_are_not_filled_in(tab):
+    of_run = {"files": ["/a-10.pt", "/a-20.pt"], "prompts": [], "fields": {}}
+    page = tab({"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "sampling_run": of_run})
+    held, first = [], page.locator("#sampling-lora-first")
+    page.locator("#sampling-model").select_option(RUN[0])
+    page.wait_for_function("document.querySelector('#sampling-lora-first').value === '/a-20.pt'")
+    page.route("**/own/sampling_run", lambda route: held.append(route), times=1)
+    page.get_by_role("button", name="All files of this run").click()
+    wait_for(lambda: page.wait_for_timeout(20) or held, 30)
+    page.locator("#sampling-model").select_option(FORM[0])
+    page.wait_for_function("document.querySelector('#sampling-lora-first').value === ''")
+    with page.expect_response("**/own/sampling_run"):
+        held[0].fulfill(json=of_run)
+    page.wait_for_timeout(100)
+    assert first.input_value() == "" and page.locator(".sampling .file").count() == 1
 
 
 def test_a_job_from_before_the_page_was_loaded_shows_its_images_as_they_come(tab):
