@@ -28,7 +28,7 @@ def shown_run(summary: overview.RunSummary, now: float) -> JsonObject:
 
 @lru_cache(maxsize=4096)
 def _shown(summary: overview.RunSummary, left: int | None, taken: int | None) -> JsonObject:
-    error = explain.advice(summary.error) if summary.error else None
+    error = explain.advice(summary.error)
     return {**answers.plain(summary), "error": error, "time_left": left, "seconds": taken}
 
 

@@ -32,7 +32,7 @@ export async function send(box, folders, row, name = IMAGES) {
     while (state.saving) await wait(100); // what it says would put away what is said below
     if (!rows.length && areRepeated(names)) choose(box, { train_data_dir: base });
     else if (isApart) await nameNewFolders(box, filled);
-    else await nameFolder(box, into, name, filled[0]);
+    else await nameFolder(box, into && rowNow(box, into), name, filled[0]);
     showMessage(box, said, refused, state.unsaved); // below why rows cannot be saved
   } catch (error) {
     showMessage(box, "", messageOf(error));
@@ -73,6 +73,16 @@ async function rowToFill(box, [first, ...others]) {
   if (!first || others.length) return null;
   const { image_dir: folder = "" } = textsOf(first);
   return !folder || areBeside(folder, await newFolder(box)) ? first : null;
+}
+
+/**
+ * A row as it is now: while images were sent, the rows may have been rebuilt.
+ * @param {Element} box
+ * @param {HTMLElement} row
+ */
+function rowNow(box, row) {
+  const { image_dir: folder = "" } = textsOf(row);
+  return row.isConnected ? row : all(box, ".groups li").find((each) => textsOf(each).image_dir === folder) ?? null;
 }
 
 /**

@@ -245,10 +245,10 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     or are replaced meanwhile.
     """
     files = [path for column in columns for path, _ in column.loras]
-    raise_any([*unusable_folder(folder), *find_problems(config, prompts, files)])
+    raise_if_any([*unusable_folder(folder), *find_problems(config, prompts, files)])
     config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
     config = hub_files.with_local_base_weights(config, hub_files.find_or_download(report))
-    raise_any(unusable_files(config, _files_of_config(config)))
+    raise_if_any(unusable_files(config, _files_of_config(config)))
     model = open_sampling_model(config, files, report, word)
     _check_guides(prompts, bool(model.applied.controls))
     done, total = 0, 0
@@ -281,7 +281,7 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
 
 
 def check_before(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    raise_any(find_problems(config, prompts))
+    raise_if_any(find_problems(config, prompts))
 
 
 def find_problems(config: RunConfig, prompts: Sequence[Prompt], files: Iterable[Path] = ()) -> Iterator[Problem]:
@@ -313,10 +313,6 @@ def find_further_problems(
 
 def _files_of_config(config: RunConfig) -> list[Path]:
     return [*few_steps.sample_lora(config), *(path for path, _ in base_weights.files_with_strengths(config))]
-
-
-def raise_any(problems: Iterable[Problem]) -> None:
-    raise_if_any([*problems])
 
 
 def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:

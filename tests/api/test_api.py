@@ -13,6 +13,7 @@ from kohya_gui.api.building import build_api
 from kohya_gui.gradio_host.routes import Routes
 from kohya_gui.server.auth import AuthGate
 from library.check import isolated
+from library.config.problems import ConfigError, Problem
 from library.runs import queue, start
 from library.runs.record import Record
 from tests.data import make
@@ -221,6 +222,14 @@ def test_an_import_answers_with_the_reason_of_each_key(api):
     answer = api.post("/api/v1/import", json={"name": "mine.json", "text": text})
     reasons = [value for key in answer.json()["keys"] for value in key.values()]
     assert answer.status_code == 200 and any("unheard_of" in str(value) for value in reasons)
+
+
+def test_an_error_is_a_sentence_without_flags_and_none_is_empty(api, run, tmp_path):
+    wrong = ConfigError(Problem("ae", "is too large", place="--"))
+    with pytest.raises(ConfigError), Record.start({}, SCRIPT, tmp_path / "out", "dog", "FLUX.1 LoRA") as failed:
+        raise wrong
+    listed = {each["id"]: each["error"] for each in api.get("/api/v1/runs").json()["runs"]}
+    assert listed == {run.id: "", failed.id: "ae is too large"}
 
 
 def test_a_list_since_a_mark_has_only_what_has_changed(api, run, tmp_path):

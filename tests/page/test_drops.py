@@ -246,6 +246,30 @@ def test_images_that_are_added_later_join_those_that_were_sent(visit, served, tm
     assert [row.input_value() for row in rows.all()] == [str(served[1] / "kohya" / "images" / "joined")]
 
 
+def test_masks_that_were_sent_are_named_in_a_row_that_was_rebuilt_meanwhile(visit, served, tmp_path):
+    own, held = served[1] / "to-mask", []
+    draw(own / "01.png")
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Train")
+    visitor.fill(output_name="masked", output_dir=served[1] / "out", train_data_dir=f"{own}/")
+    visitor.until("1 image per epoch", ".datasets .sum")
+    row = page.locator(".datasets:visible .groups li")
+    row.locator("details > summary").click()
+    page.route("**/own/upload", lambda route: held.append(route), times=1)
+    with page.expect_file_chooser() as chooser:
+        row.locator("[data-row=send]").nth(0).click()
+    chooser.value.set_files(str(draw(tmp_path / "01.png", 1)))
+    wait_for(lambda: page.wait_for_timeout(20) or held, 30)
+    row.evaluate("row => void (row.isBefore = true)")
+    visitor.fill(train_batch_size=2)
+    page.wait_for_function("![...document.querySelectorAll('.datasets .groups li')].some((row) => row.isBefore)")
+    held[0].continue_()
+    visitor.until("Sent to", ".datasets .file")
+    assert row.locator("[data-set=conditioning_data_dir]").input_value() == f"{own}-masks"
+    assert [path.name for path in own.iterdir()] == ["01.png"]
+
+
 def test_more_is_taken_while_a_slow_server_lists_what_was_sent(visit, tmp_path):
     visitor = visit()
     visitor.room("Data")
