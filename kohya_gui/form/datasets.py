@@ -64,7 +64,8 @@ def reasons_of_rows(config: RunConfig) -> dict[str, Message]:
     if not config.data.dataset_config:
         return {}
     file = Path(str(config.data.dataset_config)).name
-    return dict.fromkeys(REPLACED_BY_ROWS, Message("the images are those of the list below, which {file} holds", file=file))
+    reason = Message("the images are those of the list below, which {file} holds", file=file)
+    return dict.fromkeys(REPLACED_BY_ROWS, reason)
 
 
 def datasets_section(configs: Mapping[str, type]) -> str:
