@@ -58,6 +58,22 @@ def test_a_late_answer_about_a_model_that_is_no_longer_chosen_changes_nothing(ta
     assert prompts.input_value() == "a dog"
 
 
+def test_late_files_of_another_run_are_not_filled_in(tab):
+    other, of_run = ["run:b", "Run b"], {"files": ["/b.pt"], "prompts": [], "fields": {}}
+    page = tab({"sampling_choices": {"models": [FORM, RUN, other], "sheets": []}, "sampling_run": of_run})
+    first, held = page.locator("#sampling-lora-first"), []
+    with page.expect_response("**/own/sampling_run"):
+        page.locator("#sampling-model").select_option(RUN[0])
+    page.route("**/own/sampling_run", lambda route: held.append(route), times=1)
+    page.get_by_role("button", name="All files of this run").click()
+    with page.expect_response("**/own/sampling_run"):
+        page.locator("#sampling-model").select_option(other[0])
+    with page.expect_response("**/own/sampling_run"):
+        held[0].fulfill(json=of_run | {"files": ["/a-1.pt", "/a-2.pt"]})
+    page.wait_for_timeout(100)
+    assert first.input_value() == "/b.pt" and page.locator("#sampling-compare").input_value() != "files"
+
+
 def test_a_job_from_before_the_page_was_loaded_shows_its_images_as_they_come(tab):
     old, new = ["job:old", "Old"], ["job:new", "New"]
     job = {"id": "new", "state": "running", "title": "Generate", "about": "", "when": "", "text": "", "log": ""}
