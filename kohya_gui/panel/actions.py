@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from starlette.responses import Response
@@ -95,8 +95,8 @@ class RunActions:
     It trusts nothing that it receives.
     """
 
-    def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
-        self.forms = forms
+    def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path] = ()) -> None:
+        self.forms, self.roots = forms, roots
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -107,7 +107,7 @@ class RunActions:
 
     @property
     def image_handlers(self) -> dict[str, ImageHandler]:
-        return {"learned": samples.show_learned, "bundle": self.bundle}
+        return {"learned": samples.show_learned, "original": self.original, "bundle": self.bundle}
 
     def open_settings(self, request: ApiRequest) -> JsonObject:
         """The settings of a run, or of an entry of the queue, for the form of their tab."""
@@ -117,6 +117,10 @@ class RunActions:
             return self._opened(reopening.config_from(job.script, job.toml), job.how, entry.id)
         run = reader.existing_run(request.text("run"))
         return self._opened(reopening.started_config(run), resume.run_launch_options(run), run.id)
+
+    def original(self, query: Mapping[str, str]) -> Response:
+        """The image that a sample was made from."""
+        return samples.show_original(query, self.roots)
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, as a download."""
