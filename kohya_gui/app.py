@@ -111,7 +111,7 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
                     lab = LabTab(forms, {tab.id: tab.title for tab in TABS}, roots)
             with gr.Column(scale=2, min_width=0, elem_id="side"):
                 panel = monitor.RunPanel()
-    masks, uploads, actions = MaskEditing(roots, images.collection), ImageUploads(roots), RunActions(forms)
+    masks, uploads, actions = MaskEditing(roots, images.collection), ImageUploads(roots), RunActions(forms, roots)
     without_images = (
         *(panel, queue, lab, Picker(roots), ToolCommands(roots), CommandPrinter(roots), AllowedFolders(start_roots)),
         *(FormApi(forms, {tab.id: tab.kind for tab in TABS}, roots), SeveralValues(training.tabs)),

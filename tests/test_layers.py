@@ -120,6 +120,7 @@ MAY_IMPORT = {
     ),
     "library.sampling.prompts": BOTTOM,
     "library.sampling.prompt_rows": (*BOTTOM, "library.sampling.prompts"),
+    "library.sampling.recorded_prompts": (*BOTTOM, "library.sampling.prompts"),
     "library.sampling": (*ENGINE, "library.jobs", "library.downloads.hub_files"),
     "library.comparing": (
         *(*ENGINE, "library.outputs", "library.train", "library.sampling", "library.jobs"),
@@ -182,6 +183,7 @@ MAY_IMPORT = {
         "library.sampling.prompts",
         "library.sampling.prompt_checks",
         "library.sampling.prompt_rows",
+        "library.sampling.recorded_prompts",
         "library.sampling.trigger_words",
         "library.comparing.plan",
     ),
@@ -216,6 +218,7 @@ NEVER_HEAVY = (
     "library.sampling.prompts",
     "library.sampling.prompt_checks",
     "library.sampling.prompt_rows",
+    "library.sampling.recorded_prompts",
     "library.sampling.trigger_words",
     "library.families.network_args",
     "library.families.adapter_kinds",

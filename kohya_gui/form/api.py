@@ -88,9 +88,8 @@ class FormApi:
         wrong: dict[str, MessageLike] = {}
         for problem in found:
             wrong.setdefault(places[problem.option][1], problem.about.capitalized())
-        ineffective = {
-            places[name][1]: reason for name, reason in ineffective_options(config).items() if name in places
-        }
+        reasons = ineffective_options(config) | datasets.reasons_of_rows(config)
+        ineffective = {places[name][1]: reason for name, reason in reasons.items() if name in places}
         fields_with_keys = [places[name][1] for name in keys.stored_keys() if name in places]
         allow = {
             str(problem.about.capitalized()): folder

@@ -3,6 +3,7 @@
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, make, setValue, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { groupOf, groupsOf, rowOf, showCount } from "./datasets_rows.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
@@ -83,13 +84,15 @@ export function showMessage(box, text, wrong = "", below = false) {
  * @param {Element} box
  */
 export async function refresh(box) {
-  const state = stateOf(box), turn = ++state.asked, tab = tabOf(box);
+  const state = stateOf(box), tab = tabOf(box);
+  state.asked++;
+  const isNewest = noteSubject(() => state.asked);
   const question = { tab, sent: sentOf(tab) };
   try {
     const isNamed = [FILE, ...REPLACED].some((name) => valueOf(box, name));
     /** @type {Listing} */
     const newListing = isNamed ? await ask("datasets", question) : NOTHING;
-    if (turn !== state.asked || state.unsaved) return;
+    if (!isNewest() || state.unsaved) return;
     const isOther = newListing.file !== state.listing.file;
     state.listing = newListing;
     if (restore(box)) return void showCount(box, null);
@@ -99,9 +102,9 @@ export async function refresh(box) {
       showMessage(box, newListing.file && say("The images are described in {file}.", { file: newListing.file }));
     if (!newListing.groups.length || newListing.problems.length) return void showCount(box, null);
     const counted = await ask("datasets_count", question);
-    if (turn === state.asked) showCount(box, counted);
+    if (isNewest()) showCount(box, counted);
   } catch (error) {
-    if (turn !== state.asked) return;
+    if (!isNewest()) return;
     showCount(box, null);
     showMessage(box, "", messageOf(error));
   }

@@ -15,7 +15,7 @@ from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest
 from library.config.dataset import DatasetConfig, drafted
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.curation import dataset_file, image_folders, shares, sources
@@ -54,7 +54,18 @@ FIELD_LABELS = {
     "control_directory": "Reference folder",
     "metadata_file": "Metadata file",
 }
+# Options that rows replace once they are saved: a visitor may have filled in rows, and never named a dataset file.
+REPLACED_BY_ROWS = ("train_data_dir", "reg_data_dir", "in_json")
 PLACES = ("image_dir", "conditioning_data_dir", "control_directory")  # folders that images can be uploaded to
+
+
+def reasons_of_rows(config: RunConfig) -> dict[str, Message]:
+    """Return the options that the rows of a saved data set replace -> the reason, in the words of the page."""
+    if not config.data.dataset_config:
+        return {}
+    file = Path(str(config.data.dataset_config)).name
+    reason = Message("the images are those of the list below, which {file} holds", file=file)
+    return dict.fromkeys(REPLACED_BY_ROWS, reason)
 
 
 def datasets_section(configs: Mapping[str, type]) -> str:

@@ -3,6 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { pick } from "../server/picker.js";
 import { go } from "../server/addresses.js";
 import { makeCaches } from "./caches.js";
@@ -55,11 +56,11 @@ function typedOption() {
 
 /** @param {string} tab */
 async function judge(tab) {
-  const turn = (newest[tab] ?? 0) + 1;
-  newest[tab] = turn;
+  newest[tab] = (newest[tab] ?? 0) + 1;
+  const isNewest = noteSubject(() => newest[tab]);
   try {
     const sent = sentOf(tab), typing = typedOption(), judgement = await ask("judge", { tab, sent, typing });
-    if (turn !== newest[tab] || sent !== sentOf(tab)) return; // a newer request follows
+    if (!isNewest() || sent !== sentOf(tab)) return; // a newer request follows
     show(form.formOf(tab), judgement);
     document.dispatchEvent(
       new CustomEvent("kohya:judged", {

@@ -133,9 +133,10 @@ const pending = new Map();
  * @param {string} now the form's values, and the config's path
  */
 function pressAgain(training, doing, now) {
-  if (pending.get(doing) === now) return;
+  if (pending.get(doing) === now) return false;
   pending.set(doing, now);
   find(training, ".bar > .said").replaceChildren();
+  return false;
 }
 
 // A reload would lose the forms whose check has not ended: the browser asks first.
@@ -158,7 +159,7 @@ let queueing = Promise.resolve();
 const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.startsWith('<div class="message good"');
 
 /**
- * Do what a button does.
+ * Do what a button does. Returns whether the form was filled in.
  * @param {HTMLElement} training
  * @param {string} act
  * @param {Record<string, unknown>} [more] to send in addition
@@ -169,22 +170,24 @@ async function press(training, act, more = {}) {
   // Each form that is queued is one to train: a later one does not replace another whose check takes long.
   const which = isLoad ? `load ${++loads}` : act === "later" ? `later ${now}` : act;
   const doing = `${tab} ${which}`, loadNumber = loads;
-  if (pending.has(doing)) return void pressAgain(training, doing, now);
+  if (pending.has(doing)) return pressAgain(training, doing, now);
   const sent = read(tab, isCheck ? "Checking the settings" : ""), turn = turnOf(tab), since = performance.now();
   pending.set(doing, now);
   const { opened = "" } = training.dataset;
   const question = { tab, act, sent, path, opened, base: base(tab), source: source(tab), ...more };
   if (isLoad) loaded = { act, path, more };
-  let isOutdated = false, begun = false, said = "";
+  let isOutdated = false, begun = false, said = "", filled = false;
   const take = (/** @type {Answer} */ answer) => {
     begun = hasBegun(act, answer);
     said = answer.message ?? "";
     isOutdated = (isCheck && !begun && sentOf(tab) !== sent) || (isLoad && loadNumber !== loads);
     if (!isOutdated) show(training, answer, path);
+    filled = !isOutdated && Boolean(answer.fill);
     if (begun) settleUnqueued(tab, sent);
   };
   const asking = async () => {
     if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));
+    if (said && !isOutdated) showBusy(tab, "Looking for more problems"); // the first are shown
     take(await ask("press", question));
   };
   try {
@@ -197,6 +200,17 @@ async function press(training, act, more = {}) {
   if (isCheck && !isChecking(tab)) showBusy(tab);
   if (isNewer || markAllowed(find(training, ".bar > .said"), since)) void press(training, act, more);
   else if (isCheck && isOutdated) sayOutdated(training, act, turn === turnOf(tab) ? "" : sent, said);
+  return filled;
+}
+
+/**
+ * Load a config. Returns whether the form holds it.
+ * @param {HTMLElement} training
+ * @param {string} path
+ */
+export function loadConfig(training, path) {
+  pathField(training).value = path;
+  return press(training, "load");
 }
 
 /**

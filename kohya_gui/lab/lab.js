@@ -3,13 +3,14 @@ import { read } from "../form/messages.js";
 import * as form from "../form/page.js";
 import { progressOf, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, find, finder, make, makeBar, makeButton, showMessage } from "../server/elements.js";
+import { all, find, finder, make, makeBar, makeButton, noteLongerLog, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { go } from "../server/addresses.js";
 
 /**
  * @typedef {{ id: string, kind: string, title: string, state: string, mood: string, busy: boolean, took: string,
- *   folder: string, error: string, log: string, doing: { text: string, done: number, total: number }, body: any }} Job
+ *   folder: string, error: string, log: string, longer_log: string, body: any,
+ *   doing: { text: string, done: number, total: number } }} Job
  *   a measurement; the shape of its body depends on its kind
  */
 /**
@@ -157,7 +158,8 @@ function head(job) {
       makeBar("div", total ? done / total : null, total ? progressOf(text, done, total) : text));
   }
   if (job.error) parts.push(make("div", { className: "cause", role: "alert" }, make("ul", {}, lines(job.error))));
-  if (job.log) parts.push(make("details", {}, make("summary", {}, translated("Log")), make("pre", {}, job.log)));
+  if (job.log) parts.push(make("details", {}, make("summary", {}, translated("Log")),
+    ...noteLongerLog(job.longer_log), make("pre", {}, job.log)));
   return parts;
 }
 

@@ -181,6 +181,7 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
     """A measurement for display: words and shares, so that the script only has to show them."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
     end = job.facts.get("ended") or (time.time() if job.active else 0)
+    log = job.log_end if job.state in ("failed", "interrupted") else reader.LogEnd("", "")
     shown = {
         "id": job.id,
         "kind": job.kind,
@@ -191,7 +192,8 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
         "error": job.error,
         "doing": {"text": "Starting" if job.active else "", "done": 0, "total": 0, **job.doing},
         "took": compile_summary.rounded_duration(max(0.0, end - job.started)),
-        "log": job.log if job.state in ("failed", "interrupted") else "",
+        "log": log.text,
+        "longer_log": log.longer_file,
     }
     result = job.result
     body = {"bench": bench_bars, "profile": profile_details, "doctor": doctor, "cache": compiled_code}.get(

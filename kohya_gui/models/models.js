@@ -3,6 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { family, fields, isFor, tabOf } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
@@ -216,7 +217,8 @@ class Models {
 
   /** Show what will be downloaded and whether there is room; then ask the hub for exact sizes. */
   async settle() {
-    const ownTurn = ++this.turn, files = this.wanted();
+    this.turn++;
+    const isNewest = noteSubject(() => this.turn), files = this.wanted();
     this.plan = null;
     this.gate.hidden = true;
     showMessage(this.said, "", ""); // a message about another model
@@ -224,12 +226,12 @@ class Models {
     if (!files.length) return;
     try {
       const plan = await ask("models_hub", { files: files.map(({ what }) => what), folder: this.folder.value });
-      if (ownTurn !== this.turn) return;
+      if (!isNewest()) return;
       this.plan = plan;
       this.show(files);
       if (plan.closed.length) this.showGate(plan);
     } catch (error) {
-      if (ownTurn === this.turn) showMessage(this.said, "bad", messageOf(error));
+      if (isNewest()) showMessage(this.said, "bad", messageOf(error));
     }
   }
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler, ImageHandler
 from library.comparing import plan
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import FAILS_AGAIN, Message, MessageLike, Problem, join_messages
+from library.config.problems import Message, MessageLike, join_messages
 from library.families import RUNS, config_class
 from library.runs import bundle, layout, queue, reader, resume, stop
 from library.trainings import reopening
@@ -32,6 +32,7 @@ DOCTOR_TIMEOUT = 120  # seconds; it imports PyTorch
 def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> str:
     """The buttons for a run in its present state; for a run that was asked to stop, how it stops."""
     answer_text: MessageLike = ""
+    hints: dict[str, MessageLike] = {}
     if run.active:
         stop_kind = layout.stop_asked(run.folder)
         answer_text = _stopping_text(run, stop_kind) if stop_kind else ""
@@ -45,14 +46,14 @@ def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> st
     else:
         shown = [("open", "Use these settings", ""), ("bundle", "Support bundle", "")]
         if queue.can_resume(run, other_runs):
-            state = resume.newest_state(run)
-            words = Message("Resume from step {step}", step=resume.step_of(state)) if state else "Start again"
+            words, hints["resume"] = resume.describe_resume(run)
             shown = [("resume", words, "primary"), *shown]
-        if _fails_again(run):  # so the settings come first
+        if resume.fails_again(run):  # so the settings come first
             shown = [(act, words, "primary" if act == "open" else "") for act, words, _ in shown]
             shown.sort(key=lambda button: button[0] != "open")
     buttons_html = "".join(
-        f'<button type="button" class="{kind}" data-act="{act}"{data(words)}>{html.escape(str(words))}</button>'
+        f'<button type="button" class="{kind}" data-act="{act}"{_title_html(hints.get(act, ""))}{data(words)}>'
+        f"{html.escape(str(words))}</button>"
         for act, words, kind in shown
     )
     if run.state == "finished" and _can_be_tried(run):
@@ -72,9 +73,8 @@ def _stopping_text(run: reader.RecordedRun, how: str) -> MessageLike:
     return join_messages([stop.answer_to(run, how), Message("Then the queue starts {name}.", name=following.name)], " ")
 
 
-def _fails_again(run: reader.RecordedRun) -> bool:
-    error = run.facts.get("error")
-    return run.state == "failed" and isinstance(error, Problem) and error.code == FAILS_AGAIN
+def _title_html(hint: MessageLike) -> str:
+    return f' title="{html.escape(str(hint))}"' if hint else ""
 
 
 def _has_prompts(sample_settings: JsonMapping) -> bool:
@@ -95,8 +95,8 @@ class RunActions:
     It trusts nothing that it receives.
     """
 
-    def __init__(self, forms: Mapping[str, SettingsForm]) -> None:
-        self.forms = forms
+    def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path] = ()) -> None:
+        self.forms, self.roots = forms, roots
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -107,7 +107,7 @@ class RunActions:
 
     @property
     def image_handlers(self) -> dict[str, ImageHandler]:
-        return {"learned": samples.show_learned, "bundle": self.bundle}
+        return {"learned": samples.show_learned, "original": self.original, "bundle": self.bundle}
 
     def open_settings(self, request: ApiRequest) -> JsonObject:
         """The settings of a run, or of an entry of the queue, for the form of their tab."""
@@ -117,6 +117,10 @@ class RunActions:
             return self._opened(reopening.config_from(job.script, job.toml), job.how, entry.id)
         run = reader.existing_run(request.text("run"))
         return self._opened(reopening.started_config(run), resume.run_launch_options(run), run.id)
+
+    def original(self, query: Mapping[str, str]) -> Response:
+        """The image that a sample was made from."""
+        return samples.show_original(query, self.roots)
 
     def bundle(self, query: Mapping[str, str]) -> Response:
         """The support bundle of a run, as a download."""

@@ -1,7 +1,7 @@
 // The four steps to a first training, shown in the panel until there is a run: each leads to its place on the page.
 import { family, tabOf } from "../form/inputs.js";
 import { formOf, onSettled } from "../form/page.js";
-import { onOpened } from "../form/tab.js";
+import { loadConfig, onOpened } from "../form/tab.js";
 import { showImages } from "../form/live.js";
 import { translated } from "../i18n/words.js";
 import { all, around, find, hit, isField } from "../server/elements.js";
@@ -98,9 +98,7 @@ async function tryDemo(button) {
       await wait(500);
       demo = await ask("demo_state", { ...demoRequest, id });
     }
-    find(where, ".begin .path", HTMLInputElement).value = demo.path;
-    find(where, ".begin button.load").click();
-    tell(translated("The form holds the demo: press Train."));
+    tell((await loadConfig(where, demo.path)) ? translated("The form holds the demo: press Train.") : "");
   } catch (error) {
     tell(messageOf(error), true);
   }

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue, as_float
 from library.config.problems import Message, MessageLike, counted, join_messages, without_flags
-from library.runs import explain, layout, machine, stop
+from library.runs import explain, layout, machine, reader, stop
 from library.runs.durations import duration_in_words, local_time
 from library.runs.gpu_log import SPILLED
 from library.runs.lost_time import lost_time_sentence
@@ -328,6 +328,16 @@ def _usage_bar(
     )
 
 
-def log(lines: str, run: RecordedRun | None = None) -> str:
+def log(lines: str, run: RecordedRun | None = None, longer_file: str = "") -> str:
+    """Return the last lines of a log, with what ended the run; `longer_file` is the file if it holds more lines."""
     cause = _failure(run) if run else ""
-    return cause + (f"<pre>{html.escape(lines)}</pre>" if lines.strip() else "<p>Nothing has been written yet.</p>")
+    if not lines.strip():
+        return f"{cause}<p>Nothing has been written yet.</p>"
+    note = Message("Only the last lines are shown; all are in {file}.", file=longer_file)
+    shown = f'<p class="quiet"{data(note)}>{html.escape(str(note))}</p>' if longer_file else ""
+    return f"{cause}{shown}<pre>{html.escape(lines)}</pre>"
+
+
+def log_of(run: RecordedRun, lines: int = 200, size: int = 65536) -> str:
+    end = reader.log_end(run.folder, lines, size)
+    return log(end.text, run, end.longer_file)

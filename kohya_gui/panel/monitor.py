@@ -109,7 +109,7 @@ def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
     parts |= _costly(run, progress)
     if is_log_open:
         basis = [run.id, run.state, _log_size(run)]
-        parts["log"] = PanelPart(basis, lambda: html.log(reader.tail(run.folder), run))
+        parts["log"] = PanelPart(basis, lambda: html.log_of(run))
     return parts
 
 

@@ -4,7 +4,7 @@ import contextlib
 import html
 import io
 import mimetypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from starlette.responses import Response
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import history
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
+from kohya_gui.server import paths
 from library.config.json_types import JsonMapping, as_float
 from library.config.problems import ConfigError, Message, MessageLike, counted
 from library.runs import reader, written_files
 from library.runs.sample_sheet import arrange_samples, draw_sheet
+from library.sampling.recorded_prompts import recorded_prompt
 
 IMAGES = written_files.SAMPLE_ENDINGS
 THUMBNAIL_SIDE = 192  # pixels of a thumbnail's longer side
@@ -95,6 +97,7 @@ def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 def _row(number: int, words: str, samples: list[RunSample]) -> str:
     prompt = words or Message("Prompt {number}", number=number + 1)
     images = "".join(_sample_html(sample, prompt) for sample in reversed(samples[-MAX_SAMPLES:]))
+    images += _original_html(samples[-1], prompt)
     prompt_html = html.escape(str(prompt))
     return f'<p title="{prompt_html}"{data(prompt)}>{prompt_html}</p><div class="strip" role="group">{images}</div>'
 
@@ -114,6 +117,32 @@ def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
         f' title="{of_seed}"{data(about, title, of_seed)}>'
         f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
     )
+
+
+def _original_html(sample: RunSample, prompt: MessageLike) -> str:
+    """The image that the samples of a row were made from, to be compared with them; "" without one."""
+    if not recorded_prompt(sample.event).control_image_path:
+        return ""
+    about, title = Message("Original image: {prompt}", prompt=prompt), Message("Original")
+    large = html.escape("own/original?" + urlencode({"run": sample.run.id, "place": sample.place}))
+    small = f"{large}&amp;small=1"
+    return (
+        f'<button type="button" class="sample original" data-title="{title}" data-large="{large}"'
+        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about, title)}>'
+        f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
+    )
+
+
+def show_original(query: Mapping[str, str], roots: Sequence[Path]) -> Response:
+    """The first image that a sample was made from, if it is below the folders that the page may read."""
+    try:
+        run = reader.find_run(str(query.get("run") or ""))
+        event = reader.progress(run.folder).update().events["sample"][max(0, int(query.get("place") or 0))]
+        shown = recorded_prompt(event).control_image_path or ()
+        path = Path(str(run.facts.get("folder") or "."), shown[0])
+    except (KeyError, ValueError, IndexError):
+        raise ConfigError("There is no such image.") from None
+    return serve_image(paths.existing_file(str(path), roots, IMAGES, "image"), bool(query.get("small")))
 
 
 def seed_of_event(event: JsonMapping) -> int | None:

@@ -8,9 +8,9 @@ import { make, makeButton } from "../server/elements.js";
 /** @typedef {{ option: string, before: string | null, value: string | null, words: string }} Difference */
 /**
  * @typedef {{ id: string, name: string, title: string, state: string, run: string, step: number, total_steps: number,
- *   gpus: string[], gpu_count: number, names_gpus: boolean, why: string, waits: boolean, can_resume: boolean,
- *   seconds: number | null, step_seconds: number | null, memory: number | null, start: number | null,
- *   end: number | null }} Entry
+ *   gpus: string[], gpu_count: number, names_gpus: boolean, why: string, waits: boolean, resume_words: string,
+ *   resume_hint: string, seconds: number | null, step_seconds: number | null, memory: number | null,
+ *   start: number | null, end: number | null }} Entry
  */
 /** @typedef {{ form: boolean, differences: Difference[] }} Unlike from the form, or else from the defaults */
 /**
@@ -121,7 +121,11 @@ function buttons(entry, at, many, actions) {
     add("Look at it", "look", () => actions.openRun(run), say("Look at it: {name}", { name }));
     add("Stop", "stop", () => actions.actOnRun("after_step", run), say("Stop: {name}", { name }));
   }
-  if (entry.can_resume) add("Resume", "resume", () => actions.actOnRun("resume", run), say("Resume: {name}", { name }));
+  if (entry.resume_words) {
+    add(entry.resume_words, "resume", () => actions.actOnRun("resume", run),
+      say("{action}: {name}", { action: entry.resume_words, name }));
+    if (entry.resume_hint) list[list.length - 1].title = entry.resume_hint;
+  }
   add("Open in form", "open", () => actions.openSettings(id), say("Open in form: {name}", { name }));
   add("Duplicate", "double", () => actions.duplicate(id), say("Duplicate: {name}", { name }));
   if (!isBusy(entry)) add("Remove", "remove", () => actions.remove(id), say("Remove: {name}", { name }));

@@ -4,6 +4,7 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 
 /** @typedef {{ titles: string[], rows: string[][] }} Found each row: name, label, and the values of all sides */
 
@@ -42,10 +43,12 @@ export class Differences {
     const sides = [...(this.runs.length > 1 ? [] : [this.other.value]), ...this.runs.map((run) => `run:${run}`)];
     if (!sides[0]) return this.answer.replaceChildren(make("p", { className: "quiet" },
       translated("There is nothing to compare these settings with.")));
+    const isChosen = noteSubject(() => this.other.value);
     try {
-      this.show(await ask("run-differences", { sides }));
+      const found = await ask("run-differences", { sides });
+      if (isChosen()) this.show(found);
     } catch (error) {
-      this.fail(error);
+      if (isChosen()) this.fail(error);
     }
   }
 

@@ -38,5 +38,5 @@ def _parts(run: reader.RecordedRun, is_log_open: bool) -> dict[str, monitor.Pane
     parts = {name: monitor.PanelPart(markup, lambda markup=markup: markup) for name, markup in ready.items()}
     if is_log_open:
         basis = [run.id, run.state, layout.signature(str(run.folder / layout.LOG))]
-        parts["log"] = monitor.PanelPart(basis, lambda: html.log(reader.tail(run.folder, 1000, 400_000), run))
+        parts["log"] = monitor.PanelPart(basis, lambda: html.log_of(run, 1000, 400_000))
     return parts

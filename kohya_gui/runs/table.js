@@ -4,6 +4,7 @@ import { translated } from "../i18n/words.js";
 import { all, find, make, makeButton } from "../server/elements.js";
 import { addressOf, go } from "../server/addresses.js";
 import { call, messageOf } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { COLUMNS, ordered, rowOf, tellApart } from "./columns.js";
 import { stateNames, stateWord } from "./format.js";
 
@@ -47,18 +48,26 @@ export function mountTable(room) {
 export const knownRuns = () => [...rows.values()];
 
 let isAsking = false;
+let requests = 0;
 
-/** Ask for the rows that have changed. */
-export async function update() {
-  if (isAsking) return;
+/**
+ * Ask for the rows that have changed.
+ * @param {boolean} [now] even if an answer is to come: it may be of before a change
+ */
+export async function update(now = false) {
+  if (isAsking && !now) return;
   isAsking = true;
+  requests++;
+  const isNewest = noteSubject(() => requests);
   try {
-    take(await call(`runs?count=10000&since=${mark}`));
+    const answer = await call(`runs?count=10000&since=${mark}`);
+    if (!isNewest()) return;
+    take(answer);
     tellLost("");
   } catch (error) {
-    tellLost(messageOf(error));
+    if (isNewest()) tellLost(messageOf(error));
   } finally {
-    isAsking = false;
+    if (isNewest()) isAsking = false;
   }
 }
 
@@ -268,7 +277,7 @@ async function remove(ids) {
   } catch (error) {
     tell(messageOf(error), null, true);
   }
-  await update();
+  await update(true);
 }
 
 /** @param {string[]} ids */
@@ -279,7 +288,7 @@ async function restore(ids) {
   } catch (error) {
     tell(messageOf(error), null, true);
   }
-  await update();
+  await update(true);
 }
 
 /**

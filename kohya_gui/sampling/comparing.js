@@ -1,6 +1,7 @@
 // Which file of a run is best: a part of the tab Try it, which the run's panel opens.
 import { around, find, finder, hit, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { go } from "../server/addresses.js";
 import { watcher } from "../tools/commands.js";
 import { promptStrips } from "./strips.js";
@@ -77,17 +78,18 @@ async function begin() {
 async function render() {
   const run = runs().value;
   if (!run) return;
+  const isChosen = noteSubject(() => runs().value);
   try {
     /** @type {Comparison} */
     const comparison = await ask("comparing_found", { run });
-    if (runs().value !== run) return;
+    if (!isChosen()) return;
     part(".verdict").hidden = !comparison.columns.length;
     part(".reason").replaceChildren(comparison.reason);
     part(".where").textContent = comparison.folder;
     part(".notes").replaceChildren(...comparison.notes.map((note) => make("li", {}, note)));
     part(".scroll").replaceChildren(...rows(comparison));
   } catch (error) {
-    showMessage(part(".said-of"), "bad", messageOf(error));
+    if (isChosen()) showMessage(part(".said-of"), "bad", messageOf(error));
   }
 }
 

@@ -2,6 +2,7 @@
 import { read, sentOf } from "../form/messages.js";
 import { all, around, find, finder, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
@@ -120,8 +121,9 @@ function settle() {
  */
 async function chooseModel() {
   settle();
-  const chosen = model().value, { files, prompts, fields } = await showTaken(), list = part(".files");
-  if (chosen !== model().value) return; // another one was chosen meanwhile
+  const chosen = model().value, isChosen = noteSubject(() => model().value);
+  const { files, prompts, fields } = await showTaken(), list = part(".files");
+  if (!isChosen()) return;
   propose(all(list, "input", HTMLInputElement)[0], files.at(-1) ?? "");
   for (const row of all(list, ".file").slice(1)) if (!find(row, "input", HTMLInputElement).value) row.remove();
   grow(list);
@@ -138,8 +140,8 @@ async function chooseModel() {
  */
 async function showTaken() {
   isStale = false;
-  const chosen = model().value, known = await (chosen.startsWith(RUN) ? ofRun() : ofForm());
-  if (chosen === model().value && known.takes)
+  const isChosen = noteSubject(() => model().value), known = await (model().value.startsWith(RUN) ? ofRun() : ofForm());
+  if (isChosen() && known.takes)
     for (const name of OF_MODELS)
       around(part(`#sampling-${name}`), ".field").hidden = !known.takes.includes(name);
   return known;
@@ -176,18 +178,19 @@ const ofForm = () => {
  * @returns {Promise<Known>}
  */
 async function valuesFrom(what, sent) {
+  const isChosen = noteSubject(() => model().value);
   try {
     return await ask(what, sent);
   } catch (error) {
-    showMessage(part(".said-of"), "bad", messageOf(error));
+    if (isChosen()) showMessage(part(".said-of"), "bad", messageOf(error));
     return { files: [], prompts: [], fields: {} };
   }
 }
 
 /** Fill in every file that the run has saved, and compare them. */
 async function fillEpochs() {
-  const chosen = model().value, { files } = await ofRun(), list = part(".files");
-  if (chosen !== model().value) return; // another run was chosen meanwhile
+  const isChosen = noteSubject(() => model().value), { files } = await ofRun(), list = part(".files");
+  if (!isChosen()) return;
   for (const row of all(list, ".file").slice(1)) row.remove();
   all(list, "input", HTMLInputElement)[0].value = "";
   for (const file of files) {

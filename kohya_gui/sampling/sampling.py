@@ -32,6 +32,7 @@ from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import dates, layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
+from library.sampling.recorded_prompts import recorded_prompt
 
 SAMPLE_KIND = "sample"
 LEARNED = (".safetensors", ".pt", ".ckpt")  # endings of files that can be tried
@@ -92,7 +93,7 @@ class SamplingTab:
         made = events.get("sample") or [sample.event for sample in with_resumed(run)]
         seeds = {str(event.get("prompt") or ""): samples.seed_of_event(event) for event in made}  # of the newest ones
         prompts_of_file, fields = self._rows(settings)
-        images = _shared_fields([prompt_rows.row_of_prompt(prompts.recorded_prompt(event)) for event in made])
+        images = _shared_fields([prompt_rows.row_of_prompt(recorded_prompt(event)) for event in made])
         return {
             "files": weight_files,
             "prompts": [*_with_seeds(seeds)] or prompts_of_file,

@@ -222,3 +222,10 @@ export function fillSelect(select, entries, value) {
   select.replaceChildren(
     ...entries.map(([key, ...texts]) => make("option", { value: key, selected: key === value }, texts)));
 }
+
+/**
+ * The sentence above the last lines of a log, if it has more.
+ * @param {string} file "" if all lines are shown
+ */
+export const noteLongerLog = (file) =>
+  file ? [make("p", { className: "quiet" }, say("Only the last lines are shown; all are in {file}.", { file }))] : [];

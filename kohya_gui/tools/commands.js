@@ -1,13 +1,15 @@
 // Commands as forms: collect the values, start the command, and show its processes until they end.
 import { progressOf, say } from "../i18n/sentences.js";
 import {
-  all, around, fieldValue, find, hit, isField, make, makeBar, setValue, showMessage, sizeOf,
+  all, around, fieldValue, find, hit, isField, make, makeBar, noteLongerLog, setValue, showMessage, sizeOf,
 } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 
 /**
  * @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number,
- *   total: number, bytes: boolean, log: string, error: string, problems: string[], warnings: string[] }}
+ *   total: number, bytes: boolean, log: string, longer_log: string, error: string, problems: string[],
+ *   warnings: string[] }}
  *   Job a process of a command
  */
 
@@ -104,6 +106,7 @@ function card(job, open) {
     lines.some((line) => !line.startsWith("error:"))
       ? make("details", { open: open && !busy(job) },
           make("summary", {}, "Output"),
+          ...noteLongerLog(job.longer_log),
           make("pre", {}, lines.join("\n")))
       : null);
 }
@@ -175,18 +178,19 @@ export function watcher(where, command, ended, changed = () => {}) {
   const working = new Set();
   async function look(begun = "") {
     if (begun) working.add(begun); // it may have ended before the first poll
-    const ownTurn = ++turn;
+    turn++;
+    const isNewest = noteSubject(() => turn);
     for (;;) {
       /** @type {Job[]} */
       let jobs;
       try {
         jobs = (await ask("command_list", { command })).jobs;
       } catch {
-        if (ownTurn !== turn) return;
+        if (!isNewest()) return;
         await wait(3000);
         continue;
       }
-      if (ownTurn !== turn) return;
+      if (!isNewest()) return;
       show(where, jobs);
       for (const job of jobs) {
         if (busy(job)) {

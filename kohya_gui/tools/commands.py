@@ -150,7 +150,7 @@ def _run_name(run_id: str) -> str:
 def job_status(job: jobs.BackgroundJob) -> JsonObject:
     """A job as the page shows it."""
     command, name, *words = *job.facts.get("arguments", ()), "", ""
-    out = _new_file(words)
+    out, log = _new_file(words), job.log_end
     about = out or next((word for word in words if word and not word.startswith("--")), "")
     about = _run_name(name) if command == "compare" else about
     result = job.result if job.kind in ("tools", "sample") else {}
@@ -159,7 +159,8 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
         "title": title_of(job),
         "state": job.state,
         "error": COMMANDS[command].labelled(name, job.error) if command in COMMANDS else job.error,
-        "log": job.log,
+        "log": log.text,
+        "longer_log": log.longer_file,
         "text": "",
         "done": 0,
         "total": 0,

@@ -342,8 +342,10 @@ def _check_disk_space(config: RunConfig) -> Iterator[Problem]:
     if blocking and blocking.is_dir():
         yield Problem("output_dir", ": {folder} cannot be written to; choose another folder", folder=blocking)
     elif (left := free_space(folder)) < LEAST_SPACE:
-        template = ": the disk of {folder} is full ({left} MB left); make room, or choose another folder"
-        yield Problem("output_dir", template, folder=folder, left=left >> 20)
+        template = (
+            ": the disk of {folder} is full: {left} MB left, {least} MB needed; make room, or choose another folder"
+        )
+        yield Problem("output_dir", template, folder=folder, left=left >> 20, least=LEAST_SPACE >> 20)
 
 
 def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from library.comparing.plan import SavedFile
 from library.comparing.proposal import FileScore, ProposedFile, propose_file
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Report, counted, raise_if_any
-from library.config.run_config import RunConfig
+from library.config.run_config import ControlUse, RunConfig
 from library.curation.similar_images import NEAR, looks
 from library.data import finding
 from library.data.images import ImageSet
@@ -25,6 +25,7 @@ from library.families.recognition import recognise_file
 from library.methods.small_files import tensor_names_of
 from library.runs import layout
 from library.sampling import generate
+from library.sampling.caption_prompts import shown_from, with_images
 from library.sampling.generate import ColumnSampler, OpenModel
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt, seeds_of
@@ -225,14 +226,16 @@ def survey_run_images(config: RunConfig, report: Report) -> tuple[ImageSet | Non
         return None, [Message(text, why=error.problems[0])]
 
 
-def caption_prompts(images: ImageSet | None) -> list[Prompt]:
-    """Return prompts from captions of the data set, as large as their images. Raises ConfigError without any."""
-    captioned = [image for image in images.items if image.caption.strip() and not image.is_reg] if images else []
+def caption_prompts(images: ImageSet | None, use: ControlUse) -> list[Prompt]:
+    """Return prompts from captions of the data set, as large as their images, and with the images that the model is
+    shown. Raises ConfigError without any."""
+    shown = shown_from(images, use) if images else []
+    captioned = [image for image in shown if image.caption.strip()]
     if not captioned:
         raise ConfigError("there are no prompts: write --prompt TEXT or --prompts FILE")
     by_caption = {image.encoded_caption: image for image in captioned}
     return [
-        Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1])
+        with_images(Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1]), image, use)
         for caption, image in _evenly_spread([*by_caption.items()], PROMPTS_FROM_CAPTIONS)
     ]
 

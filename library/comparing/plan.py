@@ -17,6 +17,7 @@ from library.runs import layout, lineage, reader, resume
 from library.sampling import prompts as prompt_files
 from library.sampling.plan import BASE_MODEL
 from library.sampling.prompts import Prompt
+from library.sampling.recorded_prompts import recorded_prompt
 
 COMPARED_KINDS = ("lora", "finetune")  # kinds of trainings whose files can be compared
 COMPARED_SUFFIXES = (".safetensors", ".ckpt", ".pt")
@@ -209,5 +210,5 @@ def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     if config.sample.sample_prompts and prompt_file.is_file():
         return prompt_files.read_prompts(prompt_file)
     samples = reader.progress(run.folder).update().events.get("sample", ())
-    recorded = [prompt_files.recorded_prompt(event) for event in samples]
+    recorded = [recorded_prompt(event) for event in samples]
     return list(dict.fromkeys(prompt for prompt in recorded if prompt.prompt))

@@ -38,7 +38,11 @@ def compare_files(
         files, notes = plan.saved_files_of_run(run, arguments.files)
         files, damaged = compute.readable_files(files, config)
         images, unread = compute.survey_run_images(config, report)
-        prompts = requested_prompts or plan.prompts_of_run(run, config) or compute.caption_prompts(images)
+        prompts = (
+            requested_prompts
+            or plan.prompts_of_run(run, config)
+            or compute.caption_prompts(images, config.control_images)
+        )
         prompts = with_one_seed(prompts, arguments.seed)
         check_image_count(1 + len(files), prompts)
         generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
@@ -104,7 +108,7 @@ def _prompts_of_captions(config: RunConfig) -> list[Prompt]:
     images, unread = compute.survey_run_images(config, silent)
     if unread:
         raise ConfigError("there are no prompts, and no captions to take them from ({why})", why=unread[0])
-    return compute.caption_prompts(images)
+    return compute.caption_prompts(images, config.control_images)
 
 
 def _change_to_start_folder(run: reader.RecordedRun) -> contextlib.AbstractContextManager[object]:

@@ -33,10 +33,7 @@ def reference(control: ControlImage, interpolation: str | None) -> Image.Image:
 def inpainting_region(control: ControlImage, view: augment.View, interpolation: str | None) -> torch.Tensor:
     """Return the region to inpaint [H,W]: 1 where the mask is brighter than half, else 0."""
     if control.drawn is not None:
-        mask = random_mask(  # seeded by name, number and size, so that each epoch, process and resume draws the same
-            view.size,
-            Random(f"{os.path.basename(control.path)} {control.drawn} {view.size}".encode("utf-8", "surrogatepass")),
-        )
+        mask = drawn_mask(control.path, control.drawn, view.size)
         return torch.from_numpy(np.ascontiguousarray(mask[:, ::-1] if view.flip else mask))
     if control.mask == control.path:
         mask = pixels.read_pixels(control.path, control.how, alpha=True)[:, :, 3]
@@ -44,6 +41,12 @@ def inpainting_region(control: ControlImage, view: augment.View, interpolation: 
         mask = pixels.read_mask(control.mask, control.how)
     cropped = pixels.apply_view(np.ascontiguousarray(mask), view, interpolation)
     return torch.from_numpy((cropped >= 128).astype(np.float32))
+
+
+def drawn_mask(path: str, number: int, size: Size) -> np.ndarray:
+    """Return the random mask of an image with this number, zeros and ones [H,W] in float32."""
+    # Seeded by name, number and size, so that each epoch, process and resume draws the same.
+    return random_mask(size, Random(f"{os.path.basename(path)} {number} {size}".encode("utf-8", "surrogatepass")))
 
 
 def random_mask(size: Size, random: Random) -> np.ndarray:

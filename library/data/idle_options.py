@@ -163,7 +163,7 @@ def _about_base_model(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Yield settings of data sets about the base model beside the adapters."""
     if any(dataset.network_multiplier != 1 for dataset in survey.images.datasets):
         yield about_images(
-            "network_multiplier in the dataset config has no effect: adapters are trained at their full strength"
+            "network_multiplier in the dataset_config has no effect: adapters are trained at their full strength"
         )
     if any(subset.preserves_base for subset in _subsets(survey)) and not config.can_be_left_out:
         why = ": diff_output_preservation has no effect: only a LoRA or LLLite can be left out to ask the base model"

@@ -186,7 +186,7 @@ def copies(config: RunConfig, survey: Survey) -> Iterator[tuple[bool, Problem]]:
         option = "control_directory"
         text = (
             ": reference images that are the images themselves, so that copying is learned: {paths}; name another "
-            "folder, or tell pairs in one folder apart by image_suffix and control_suffix"
+            "folder, or tell pairs in one folder apart by image_suffix and control_suffix in the dataset_config"
         )
     pairs = [*dict.fromkeys(shown)]
     if same := [image_path for image_path, control_path in pairs if _same_file(survey, image_path, control_path)]:

@@ -50,7 +50,7 @@ def find_images(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
         survey.problems.append(
             about_images(
                 "image folder {folder}: none of {count} is one to train on with image_suffix = '{suffix}' and "
-                "control_suffix = '{other}'; correct these, or rename the images",
+                "control_suffix = '{other}'; correct these in the dataset_config, or rename the images",
                 folder=folder,
                 count=counted(len(listing.images), "image"),
                 suffix=subset.image_suffix or "",

@@ -240,7 +240,8 @@ def _entries_by_file(
         ]:
             raise ConfigError(
                 "{path} is trained at several sizes, and its reference images with it, but there is one "
-                "cache file for its caption, which is encoded with them: set control_resolution, or use "
+                "cache file for its caption, which is encoded with them: set control_resolution in the dataset_config, "
+                "or use "
                 "cache_text_encoder_outputs without _to_disk",
                 path=image.path,
             )

@@ -58,7 +58,11 @@ class BackgroundJob(reader.ProcessFolder):
 
     @property
     def log(self) -> str:
-        return reader.tail(self.folder)
+        return self.log_end.text
+
+    @property
+    def log_end(self) -> reader.LogEnd:
+        return reader.log_end(self.folder)
 
 
 def jobs_folder() -> Path:

@@ -48,6 +48,8 @@ class QueueRow:
     end: float | None
     added: float
     can_resume: bool
+    resume_words: MessageLike  # of the button that continues it, "" if that is not possible
+    resume_hint: MessageLike  # what to know before, "" for nothing
     compared_with: str  # the name of the training before it, "" without one of the same kind
     differences: tuple[Difference, ...]
 
@@ -70,6 +72,8 @@ def _row(
 ) -> QueueRow:
     state, why = queue.state_of(entry)
     run = next((run for run in runs if run.id == entry.run), None) if entry.run else None
+    resumed = run if run and queue.can_resume(run, runs) else None
+    resume_words, resume_hint = resume.describe_resume(resumed) if resumed else ("", "")
     before = _training_before(entry, shown, runs)
     devices = (run.facts.get("devices") or ()) if run else expected.devices if expected else ()
     return QueueRow(
@@ -86,7 +90,9 @@ def _row(
         names_gpus=bool(named_gpus(entry.how)),
         memory=entry.memory if entry.memory and gpu_slots.has_gpu() else None,  # the estimate is of a GPU
         added=entry.added,
-        can_resume=bool(run) and queue.can_resume(run, runs),
+        can_resume=bool(resumed),
+        resume_words=resume_words,
+        resume_hint=resume_hint,
         compared_with=before[0],
         differences=differences(before[1], entry_contents(entry)) if before[0] else (),
         **_progress(entry, run, runs, expected),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, MessageLike
@@ -187,17 +187,32 @@ def _is_beating(facts: JsonObject) -> bool:
     return abs(time.time() - facts.get("heartbeat", 0)) < FRESH and process.exists(facts.get("pid"))
 
 
-def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
-    """Return the last lines of a run's log. Reads only the end of the file."""
+class LogEnd(NamedTuple):
+    """The last lines of a log, and the file if it holds more than these, otherwise ""."""
+
+    text: str
+    longer_file: str
+
+
+def log_end(folder: Path, lines: int = 200, size: int = 65536) -> LogEnd:
+    """Return the end of a run's log. Reads only the end of the file."""
+    file = folder / layout.LOG
     try:
-        with (folder / layout.LOG).open("rb") as log:
+        with file.open("rb") as log:
             log.seek(0, 2)
-            log.seek(max(0, log.tell() - size))
+            begin = max(0, log.tell() - size)
+            log.seek(begin)
             text = log.read().decode("utf-8", "replace")
     except OSError:
-        return ""
+        return LogEnd("", "")
+    written = text.split("\n")
     # A progress bar overwrites its line, so only its last state counts.
-    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n")[-lines:])
+    shown = "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in written[-lines:])
+    return LogEnd(shown, str(file) if begin or len(written) > lines else "")
+
+
+def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
+    return log_end(folder, lines, size).text
 
 
 def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:

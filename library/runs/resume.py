@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import Message, raise_if_any
+from library.config.problems import FAILS_AGAIN, Message, MessageLike, Problem, raise_if_any
 from library.runs import layout, reader
 from library.runs.lineage import step_of
+
+FAILS_AGAIN_HINT = "With the same settings it is likely to fail again: change them first with Use these settings."
 
 
 def newest_state(run: reader.RecordedRun) -> Path | None:
@@ -30,6 +32,19 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
         if isinstance(started_from, str) and started_from and step_of(Path(started_from)) is not None
         else None
     )
+
+
+def describe_resume(run: reader.RecordedRun) -> tuple[MessageLike, MessageLike]:
+    """Return the words of the button that continues an ended run, and what to know before pressing it."""
+    state = newest_state(run)
+    words = Message("Resume from step {step}", step=step_of(state)) if state else "Start again"
+    return words, FAILS_AGAIN_HINT if fails_again(run) else ""
+
+
+def fails_again(run: reader.RecordedRun) -> bool:
+    """Return whether a run has failed in a way that the same settings are likely to cause again."""
+    error = run.facts.get("error")
+    return run.state == "failed" and isinstance(error, Problem) and error.code == FAILS_AGAIN
 
 
 def run_settings(run: reader.RecordedRun) -> JsonObject:

@@ -1,11 +1,13 @@
 """Sample prompts for a training without any: captions of the data set, and one new prompt."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from os.path import commonprefix
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import ControlUse, RunConfig
 from library.data.images import Image, ImageSet
+from library.sampling import masks
 from library.sampling.prompts import Prompt
 
 MAX_SAMPLE_SIDE = 640  # samples have at most SIDE^2 pixels, two fifths of 1024 x 1024
@@ -24,7 +26,7 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     """Return `sample_from_captions` captions from all over the data set, and one new prompt."""
     # The choice is the same in every process and every run, so that samples of two trainings can be compared.
     use, number = config.control_images, config.sample.sample_from_captions
-    items = [image for image in images.items if not image.is_reg]
+    items = shown_from(images, use)
     # Reversed, so that of images with the same caption the first counts.
     by_caption = {text: image for image in reversed(items) if (text := _on_one_line(image.encoded_caption))}
     captions = [*reversed(by_caption)]
@@ -33,6 +35,13 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
         chosen = [(text, items[0]) for text in _every_nth(config.caption_change.sentences, number)]
     chosen.append((_new(captions, bool(use.most)), chosen[0][1] if chosen else items[0]))
     return [_prompt(text, image, seed, use) for seed, (text, image) in enumerate(chosen, start=1)]
+
+
+def shown_from(images: ImageSet, use: ControlUse) -> list[Image]:
+    """Return the images whose captions become prompts: those held out if a part of them is painted, as the model has
+    learned what belongs there in the others."""
+    held_out = images.validation.items if use.inpaints and images.validation else []
+    return [image for image in held_out or images.items if not image.is_reg]
 
 
 def with_few_steps(defaults: JsonMapping) -> JsonObject:
@@ -68,15 +77,19 @@ def _prompt(text: str, image: Image, seed: int, use: ControlUse) -> Prompt:
     """Return a prompt for a small image with the proportions of `image`, and with its control images."""
     width, height = image.fit.bucket
     scale = min(1.0, MAX_SAMPLE_SIDE / (width * height) ** 0.5)
-    inpainted = image.controls[0] if use.inpaints and image.controls else None
+    prompt = Prompt(text, width=round(width * scale), height=round(height * scale), seed=seed)
+    return with_images(prompt, image, use)
+
+
+def with_images(prompt: Prompt, image: Image, use: ControlUse) -> Prompt:
+    """Return the prompt with what the model is shown with an image of its training: references or a control image, or
+    the image itself and its mask."""
+    if use.inpaints and image.controls:
+        control = image.controls[0]
+        mask = masks.training_mask(control)
+        file = control.mask if mask is None else None
+        path = (control.path,)
+        return replace(prompt, control_image_path=path, control_image_mask_path=file or None, training_mask=mask)
     references = tuple(control.path for control in image.controls if not control.is_masked)
-    mask = inpainted.mask if inpainted and inpainted.mask != inpainted.path else ""
-    return Prompt(
-        text,
-        width=round(width * scale),
-        height=round(height * scale),
-        seed=seed,
-        control_image_path=(inpainted.path,) if inpainted else references[: use.most] or None,
-        control_image_mask_path=mask or None,
-        controlnet_image=(image.mask_file or None) if use.guided else None,
-    )
+    guide = (image.mask_file or None) if use.guided else None
+    return replace(prompt, control_image_path=references[: use.most] or None, controlnet_image=guide)

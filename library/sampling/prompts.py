@@ -1,6 +1,5 @@
 """Prompt files for sample images: .txt with options after two dashes, .toml, .json."""
 
-import contextlib
 import math
 import re
 import secrets
@@ -9,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from library.config.json_types import JsonMapping, JsonObject, JsonValue
+from library.config.json_types import JsonMapping, JsonValue
 from library.config.outside_files import name_option, parse_json, parse_toml, read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted, raise_if_any
 from library.config.run_config import ControlUse
@@ -32,6 +31,7 @@ class Prompt:
     sample_sampler: str | None = None
     control_image_path: tuple[str, ...] | None = None  # reference images, or the image in which something is painted
     control_image_mask_path: str | None = None  # where it is: bright
+    training_mask: str | None = None  # in place of a mask's file, never in a prompt file: see `masks`
     controlnet_image: str | None = None  # the control image of a network that follows one
     flow_shift: float | None = None  # of the sigmas, in place of the model's own
     sample_sigmas: tuple[float, ...] | None = None  # of the steps; never in a prompt file, see `with_defaults`
@@ -140,6 +140,7 @@ def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
         prompt,
         control_image_path=(prompt.control_image_path or ())[:max_shown] or None,
         control_image_mask_path=prompt.control_image_mask_path if use.inpaints else None,
+        training_mask=prompt.training_mask if use.inpaints else None,
         controlnet_image=prompt.controlnet_image if use.guided else None,
     )
 
@@ -147,22 +148,6 @@ def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
 def prompt_images(prompt: Prompt) -> tuple[str, ...]:
     other_images = (prompt.control_image_mask_path, prompt.controlnet_image)
     return (*(prompt.control_image_path or ()), *filter(None, other_images))
-
-
-def images_by_field(prompt: Prompt) -> JsonObject:
-    """Return the images of a prompt as the record of a run keeps them."""
-    images = {name: getattr(prompt, name) for name in IMAGE_FIELDS}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in images.items() if value}
-
-
-def recorded_prompt(event: JsonMapping) -> Prompt:
-    """Return the prompt of a sample in the record of a run: its text and its images, but not its numbers."""
-    images = event.get("images")
-    named: JsonObject = {}
-    if isinstance(images, dict):
-        with contextlib.suppress(TypeError):  # the record is damaged
-            named = {name: FIELD_TYPES[name](images[name]) for name in IMAGE_FIELDS if images.get(name)}
-    return Prompt(str(event.get("prompt") or ""), **named)
 
 
 def rounded_side(side: int, multiple: int) -> int:

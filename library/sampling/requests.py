@@ -7,6 +7,7 @@ from PIL import Image
 
 from library.data import pixels
 from library.families.base import SampleRequest
+from library.sampling import masks
 from library.sampling.prompts import Prompt
 
 
@@ -23,6 +24,4 @@ def imageless_request(prompt: Prompt) -> SampleRequest:
 def request_of(prompt: Prompt, how: pixels.Decoding) -> SampleRequest:
     """Return the sampler's request for a prompt with its defaults filled in; reads its images."""
     controls = tuple(Image.fromarray(pixels.read_pixels(path, how)) for path in prompt.control_image_path or ())
-    mask = prompt.control_image_mask_path
-    shown = Image.fromarray(pixels.read_mask(mask, how)) if mask else None
-    return replace(imageless_request(prompt), controls=controls, mask=shown)
+    return replace(imageless_request(prompt), controls=controls, mask=masks.mask_of(prompt, how))

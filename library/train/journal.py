@@ -18,7 +18,8 @@ from library.outputs import paths
 from library.outputs.hub import Uploads
 from library.outputs.trackers import Trackers
 from library.runs.record import Record, error_sentence
-from library.sampling.prompts import Prompt, images_by_field
+from library.sampling.prompts import Prompt
+from library.sampling.recorded_prompts import images_by_field
 from library.train import errors
 from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped

@@ -15,6 +15,7 @@ from library.comparing import compute, encoder, losses, plan, proposal
 from library.comparing import shell as compare_shell
 from library.comparing.proposal import FileScore
 from library.config.problems import ConfigError, Message
+from library.config.run_config import ControlUse
 from library.config.schema import changed
 from library.runs import layout, reader, registry
 from tests.sampling.test_sampling import adapter_names, lora_file
@@ -258,7 +259,7 @@ def test_runs_without_files_and_damaged_files_are_sentences(shallow, images, tmp
         with pytest.raises(ConfigError, match=said):
             plan.config_of_run(reader.RecordedRun(tmp_path, {**gone.facts, **facts}))
     with pytest.raises(ConfigError, match="there are no prompts"):
-        compute.caption_prompts(None)
+        compute.caption_prompts(None, ControlUse())
 
 
 def test_a_resumed_run_has_the_files_of_the_run_before(shallow, tmp_path):  # noqa: F811

@@ -319,7 +319,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         output_dir=results,
     )
     visitor.click("Train")
-    visitor.until("3 problems to fix")
+    visitor.until("3 problems to fix").until("Looking for more problems", ".bar .doing")
     buttons = visitor.page.locator(".message:visible .allow")
     assert buttons.count() == 3 and not results.exists()
     for left in (2, 1):

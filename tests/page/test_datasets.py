@@ -278,6 +278,7 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
         and "num_repeats = 5" in file.read_text()
     )
     assert form.locator("[data-option=train_data_dir]").input_value() == ""
+    visitor.until("No effect: the images are those of the list below, which zorb-dataset.toml holds", ".ineffective")
     box.get_by_role("button", name="Add a data set").click()
     row = box.locator("li").nth(2)
     row.locator("[data-set=image_dir]").fill(str(root / "more"))

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import fields
 
 import pytest
 
@@ -10,7 +11,9 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.i18n import texts
 from kohya_gui.i18n.sentences import data
+from library.config.dataset import DatasetConfig, SubsetConfig
 from library.config.ineffective import ineffective_options
+from library.config.names import OF_DATASET_FILES
 from library.config.problems import NAMED, Message, Problem, option_name, option_names, option_values
 from tests import source
 from tests.page import page_texts
@@ -178,6 +181,16 @@ def test_arguments_that_are_names_of_options_are_reported_to_be():
                     if word.arg in ("option", "options") and isinstance(word.value, ast.Constant | ast.JoinedStr):
                         wrong.append(f"{path}:{call.lineno}")
     assert makers and not wrong, "write option_name(...)"
+
+
+def test_an_option_without_a_field_comes_with_the_place_to_set_it():
+    """Nobody finds on the page what only a dataset file may hold."""
+    labels = {*FIELD_LABELS}.union(*(places(tab, family) for tab, family in OF_EACH))
+    in_files = {field.name for kind in (DatasetConfig, SubsetConfig) for field in fields(kind)} | {*OF_DATASET_FILES}
+    unlabelled = {name for name in in_files - labels if "_" in name}
+    assert "control_resolution" in unlabelled
+    templates = [text for text in texts.load_catalogue("zh") if unlabelled & {*re.findall(r"\w+", text)}]
+    assert len(templates) > 3 and not [text for text in templates if "dataset_config" not in text]
 
 
 def test_in_the_shell_the_names_stay():

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.form import messages
+from kohya_gui.lab import lab
 from kohya_gui.panel import actions, charts, history, html
+from kohya_gui.tools import commands
 from library.config.problems import Message, Problem
 from library.importers.result import TO_FIX
-from library.runs import process
+from library.jobs.job import BackgroundJob
+from library.runs import layout, process
 from library.runs.queue import Queue, QueueEntry
 from library.runs.reader import RecordedRun, RunProgress
 
@@ -97,6 +100,16 @@ def test_the_log_has_the_cause_on_top(tmp_path):
     run = RecordedRun(tmp_path, {"state": "failed", "error": "RuntimeError: CUDA out of memory."})
     page = html.log("step 7\nRuntimeError: CUDA out of memory.", run)
     assert page.index("Lower the batch size") < page.index("<pre>")
+
+
+@pytest.mark.parametrize("lines", [3, 300])
+def test_every_log_says_whether_its_first_lines_are_missing(tmp_path, lines):
+    (tmp_path / layout.LOG).write_text("line\n" * lines, encoding="utf-8")
+    run, job = RecordedRun(tmp_path, {"state": "failed"}), BackgroundJob(tmp_path, {"state": "failed", "kind": "tools"})
+    note = str(Message("Only the last lines are shown; all are in {file}.", file=tmp_path / layout.LOG))
+    assert (note in html.log_of(run)) == (lines > 200)
+    for shown_job in (commands.job_status(job), lab.view(job)):
+        assert bool(shown_job["longer_log"]) == (lines > 200)
 
 
 def test_compiling_says_what_and_how_much_of_it(tmp_path):

@@ -17,7 +17,7 @@ from kohya_gui.panel import actions
 from library.config.building import build_config
 from library.config.problems import FAILS_AGAIN, ConfigError, Problem
 from library.families import config_class
-from library.runs import explain, queue, reader, start
+from library.runs import explain, queue, queue_rows, reader, resume, start
 from library.runs.record import Record
 from library.trainings import reopening
 from tests import fork_server
@@ -251,7 +251,9 @@ def test_closed_browsers_a_killed_page_and_a_power_cut(chromium, visit, page, tm
     assert visitor.state("running") != run_id
     queue_tab(visitor)
     shows(visitor, ("two", "running"), ("one", "interrupted"))
-    press(visitor, "Resume", "one")  # nothing was saved, so it starts from the beginning once the other one has ended
+    press(
+        visitor, "Start again", "one"
+    )  # nothing was saved, so it starts from the beginning once the other one has ended
     visitor.until("this one resumes when that has ended", ".queue .answer")
     shows(visitor, ("two", "running"), ("one", "waiting"), ("one", "interrupted"))
 
@@ -351,6 +353,11 @@ def test_settings_come_first_where_the_same_ones_would_fail_again(tmp_path, monk
     acts = re.findall(r'class="(\w*)" data-act="(\w+)"', actions.buttons(run, [run]))
     assert acts[0] == ("primary", first) and [kind for kind, _ in acts].count("primary") == 1
     assert {"open", "resume", "bundle"} == {act for _, act in acts}
+    (row,) = queue_rows.queue_rows(queue.Queue([queue.QueueEntry("e", SCRIPT, "", "cat", "out", run=run.id)]))
+    words, hint = resume.describe_resume(run)
+    assert (str(words), row.resume_words, row.resume_hint) == ("Start again", words, hint)  # as in the queue
+    title = re.search(r'data-act="resume"([^>]*)>', actions.buttons(run, [run]))[1]
+    assert bool(hint) == ("likely to fail again" in title) == bool(code)
     assert str(explain.advice(run.error)) == "ae: a is too large"  # no flag, which nobody types in a page
 
 

@@ -196,6 +196,26 @@ def test_from_the_table_to_charts_samples_note_and_comparison(visit, tmp_path):
     assert keys.stored_webhook() == "https://example.invalid/key"
 
 
+def test_a_late_answer_does_not_bring_a_removed_run_back(visit, tmp_path):
+    for name in ("one", "two"):
+        recorded(tmp_path, name, 1e-4)
+    visitor, held = visit(), []
+    page = visitor.page
+    page.get_by_role("tab", name="Runs", exact=True).click()
+    page.get_by_label("Choose one", exact=True).check()
+    page.route("**/api/v1/runs?**", lambda route: held.append((route, route.fetch())), times=1)
+    while not held:  # the next poll
+        page.wait_for_timeout(20)
+    visitor.click("Remove from the list")
+    visitor.until("1 run removed", ".runs-list .answer")
+    page.wait_for_function("document.querySelectorAll('.runs-table tbody tr').length === 1")
+    (route, response) = held[0]
+    with page.expect_response("**/api/v1/runs?**"):
+        route.fulfill(response=response)
+    page.wait_for_timeout(100)
+    assert page.locator(".runs-table tbody tr").count() == 1
+
+
 def test_two_runs_of_one_name_are_told_apart_in_the_table_and_in_charts(visit, tmp_path):
     folders = [recorded(tmp_path, name, 1e-4, output_name="cat") for name in ("one", "two")]
     ends = [folder.name[-20:] for folder in folders]

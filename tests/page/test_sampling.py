@@ -169,6 +169,26 @@ def test_the_image_of_what_a_run_has_learned_shows_its_own_samples_alone(tab, tm
             samples.show_learned(query)
 
 
+def test_the_image_that_samples_were_made_from_stands_beside_them(tmp_path):
+    root = tmp_path / "root"
+    plain, folder = run_with_samples(root, "plain-1"), run_with_samples(root, "painted-1")
+    for name, place in (("room.png", root), ("secret.png", tmp_path)):
+        Image.new("RGB", (32, 32), (1, 2, 3)).save(place / name)
+    record, paths = folder / layout.PROGRESS, iter((root / "room.png", tmp_path / "secret.png") * 2)
+    events = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    for event in events:
+        if event["kind"] == "sample":
+            event["images"] = {"control_image_path": [str(next(paths))], "training_mask": "0 32x32"}
+    record.write_text("".join(json.dumps(event) + "\n" for event in events), "utf-8")
+    shown = {run: samples.gallery(reader.run_at(run), reader.progress(run).update()) for run in (plain, folder)}
+    assert shown[folder].count("sample original") == 2 and "Original" not in shown[plain]
+    query = {"run": folder.name, "small": "1"}
+    assert samples.show_original(query | {"place": "0"}, [root]).media_type == "image/jpeg"
+    for wrong in ({"place": "1"}, {"place": "99"}, {"place": "x"}, {"run": plain.name}, {"run": "../painted-1"}):
+        with pytest.raises(ConfigError):
+            samples.show_original(query | wrong, [root])
+
+
 @pytest.mark.parametrize("state", ["running", "finished"])
 def test_what_the_samples_say_stands_beside_them(tab, tmp_path, state):
     folder = run_with_samples(tmp_path / "root", f"judged-{state}")

@@ -159,6 +159,14 @@ def test_the_tail_reads_only_the_end_and_the_last_state_of_a_bar(tmp_path):
     assert len(reader.tail(folder)) < 70_000
 
 
+@pytest.mark.parametrize(("written", "is_whole"), [(199, True), (200, False), (1, True), (0, True)])
+def test_an_end_of_a_log_knows_whether_lines_are_missing(tmp_path, written, is_whole):
+    folder = make(tmp_path)
+    (folder / "log.txt").write_text("line\n" * written, encoding="utf-8")
+    assert (reader.log_end(folder).longer_file == "") == is_whole
+    assert (reader.log_end(folder, size=100).longer_file == "") == (written < 20)
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [

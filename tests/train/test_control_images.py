@@ -1,8 +1,10 @@
 """Kontext and Fill train on pairs and masks: cached or not, adapters or all, compiled, swapped, in 8 bits, resumed."""
 
+import contextlib
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,15 @@ from safetensors.torch import load_file, safe_open
 
 from library.adapter_files import verify
 from library.check import preflight
+from library.comparing import compute
+from library.config.problems import ConfigError
+from library.data import augment, control_pixels, finding
+from library.data.pixels import AS_STORED
 from library.demo import main, summary
 from library.runs import foreground
-from library.sampling import caption_prompts
-from library.sampling.prompts import recorded_prompt
+from library.sampling import caption_prompts, requests
+from library.sampling.prompts import Prompt
+from library.sampling.recorded_prompts import images_by_field, recorded_prompt
 from library.tools import convert, extract, merge, resize
 from tests import fork_server
 from tests.training import config_of, pictures, train
@@ -143,6 +150,55 @@ def test_samples_from_captions_show_the_model_the_images_that_it_needs(run, monk
     for prompt in map(recorded_prompt, made):
         assert prompt.prompt and all(map(os.path.isfile, prompt.control_image_path))
         assert (prompt.control_image_mask_path is not None) == (kind == "fill")
+
+
+def half_transparent(images, place):
+    """A copy of images, transparent in their right half."""
+    place.mkdir()
+    for path in images.glob("*.png"):
+        with Pillow.open(path) as image:
+            alpha = np.zeros(image.size[::-1], np.uint8)
+            alpha[:, : image.width // 2] = 255
+            image.putalpha(Pillow.fromarray(alpha))
+            image.save(place / path.name)
+        shutil.copy(path.with_suffix(".txt"), place)
+    return place
+
+
+@pytest.mark.parametrize("source", ["file", "alpha", "drawn", "held out"])
+def test_prompts_from_captions_paint_what_the_training_masks(pairs, demo, fill_model, tmp_path, source):
+    """Wherever the masks come from; the same each time, in training and in comparisons of its files."""
+    place, values = pairs / ("fill.toml" if source == "file" else "bare.toml"), {}
+    if source == "alpha":
+        images = half_transparent(pairs / "1_zorb toy", tmp_path / "cut")
+        place = tmp_path / "cut.toml"
+        text = (pairs / "bare.toml").read_text().replace(str(pairs / "1_zorb toy"), str(images))
+        place.write_text(f"{text}alpha_mask = true\n")
+    elif source != "file":
+        values = {"random_masks": 3} | ({"validation_split": 0.4} if source == "held out" else {})
+    config = config_of(
+        demo,
+        LORA,
+        **{"dataset_config": place, "train_data_dir": None, "model_type": "fill", "sample_from_captions": 2, **values},
+        pretrained_model_name_or_path=fill_model,
+    )
+    images = finding.survey_data(config, keep=False).images
+    known = {image.path: image for image in (images.validation if source == "held out" else images).items}
+    of_files = compute.caption_prompts(images, config.control_images)
+    for prompt in (*caption_prompts.prompts_from(images, config), *of_files):
+        (path,) = prompt.control_image_path
+        control = known[path].controls[0]  # of a held-out image if there are any
+        region = control_pixels.inpainting_region(control, augment.middle(control.fit), None)
+        mask = requests.request_of(recorded_prompt({"prompt": "a", "images": images_by_field(prompt)}), AS_STORED).mask
+        drawn = np.asarray(mask.resize(control.fit.bucket)) >= 128
+        assert 0 < drawn.mean() < 1 and (drawn == (region.numpy() > 0)).mean() > 0.95
+
+
+def test_a_damaged_record_of_a_mask_is_one_sentence(pairs):
+    prompt = Prompt("a", control_image_path=(str(pairs / "1_zorb toy" / "0.png"),))
+    for text in ("", "0", "0 0x64", "1 99999x99999", "x"):
+        with pytest.raises(ConfigError, match="no mask") if text else contextlib.nullcontext():
+            assert requests.request_of(replace(prompt, training_mask=text), AS_STORED).mask is None
 
 
 @pytest.mark.parametrize("kind", ["kontext", "fill"])

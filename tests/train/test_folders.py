@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from library import families
+from library.check import preflight
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.families.sdxl import random
@@ -125,3 +126,11 @@ def test_a_folder_is_there_whole_or_not_at_all(single, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["m"] and not (path / "good").exists()
     paths.remove_outdated(path)
     assert not path.exists()
+
+
+def test_a_full_disk_says_how_much_must_be_free(single, tmp_path, monkeypatch):
+    _, config = learner_of(single, tmp_path)
+    for free, is_enough in ((40, False), (63, False), (64, True)):
+        monkeypatch.setattr(preflight, "free_space", lambda _, free=free: free << 20)
+        said = " ".join(str(problem) for problem in preflight.findings(config)[0])
+        assert (f"full: {free} MB left, 64 MB needed" in said) != is_enough

@@ -37,7 +37,7 @@ def prompts_of(items, number=2, use=PLAIN, sentences=()):
         sample=SimpleNamespace(sample_from_captions=number),
         caption_change=SimpleNamespace(sentences=sentences),
     )
-    return caption_prompts.prompts_from(SimpleNamespace(items=list(items)), config)
+    return caption_prompts.prompts_from(SimpleNamespace(items=list(items), validation=None), config)
 
 
 def test_captions_from_all_over_the_data_and_one_that_is_new():
@@ -72,7 +72,7 @@ def test_a_model_that_edits_is_shown_the_references_of_the_image():
     first, new = prompts_of([image("make it red", controls=shown)], use=ControlUse(least=1, most=2))
     assert first.control_image_path == new.control_image_path == ("0.png", "1.png")
     assert new.prompt == "make it a pencil drawing"
-    masked = [SimpleNamespace(path="a.png", is_masked=True, mask="m.png")]
+    masked = [SimpleNamespace(path="a.png", is_masked=True, mask="m.png", drawn=None)]
     painted = prompts_of([image("a", controls=masked)], use=ControlUse(inpaints=True))[0]
     assert (painted.control_image_path, painted.control_image_mask_path) == (("a.png",), "m.png")
     assert prompts_of([image("a", mask_file="c.png")], use=ControlUse(guided=True))[0].controlnet_image == "c.png"
