@@ -173,3 +173,23 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
         place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
     )
     box.get_by_text("edges.png 不存在").wait_for()
+
+
+def test_an_original_that_the_page_may_not_read_leaves_no_broken_image(visit, served, tmp_path):
+    folder = run_with_samples(served[1], "painted-1")
+    record = folder / layout.PROGRESS
+    events = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    originals = {0: served[1] / "original.png", 1: tmp_path / "outside.png"}
+    for path in originals.values():
+        Image.new("RGB", (32, 32), (20, 90, 200)).save(path)
+    for event in events:
+        if event["kind"] == "sample":
+            event["images"] = {"control_image_path": [str(originals[event["number"]])]}
+    record.write_text("".join(json.dumps(event) + "\n" for event in events), "utf-8")
+    visitor = visit()
+    shown = visitor.page.locator(".sample.original")
+    wait_for(lambda: shown.count() == 1, 30)
+    shown.locator("img").evaluate("image => image.decode()")
+    shown.click()
+    visitor.page.locator("dialog.compare option", has_text="Original").first.wait_for(state="attached")
+    visitor.page.screenshot(path="/tmp/orig.png")
