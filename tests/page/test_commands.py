@@ -64,7 +64,7 @@ def test_a_name_alone_is_put_beside_the_first_file(page, tmp_path, name):
         if name != "merge" and "\n" in first:
             continue
         begin(page, name, **{READ[name]: first.format(root, root)}, **others, out="new.safetensors")
-        assert f"--out={root}/new.safetensors" in page.started.pop()
+        assert f"--out={root / 'new.safetensors'}" in page.started.pop()
     with pytest.raises(ConfigError, match="a.safetensors exists already"):
         begin(page, name, **{READ[name]: f"{root}/b.safetensors"}, **others, out="a.safetensors")
     with pytest.raises(ConfigError, match="outside"):

@@ -140,7 +140,8 @@ def run_with_samples(root, name="zorb-1"):
         "output_name": "zorb",
     }
     layout.store(folder / layout.RUN, facts)
-    (folder / layout.TOML).write_text(f'pretrained_model_name_or_path = "{root / "model.safetensors"}"\n', "utf-8")
+    model = toml_value(str(root / "model.safetensors"))
+    (folder / layout.TOML).write_text(f"pretrained_model_name_or_path = {model}\n", "utf-8")
     lines = []
     for step in (10, 20):
         (root / "out" / f"zorb-{step}.safetensors").write_text("x")
