@@ -42,13 +42,13 @@ def begin(page, name, command="tools", **values):
 
 def test_a_form_is_started_with_guarded_paths(page, tmp_path):
     root = (tmp_path / "root").resolve()
-    status = begin(
-        page, "merge", loras=f"{root}/a.safetensors=0.5\n{root}/../root/b.safetensors", out=f"{root}/new.safetensors"
-    )
+    new = root / "new.safetensors"
+    loras = f"{root}/a.safetensors=0.5\n{root}/../root/b.safetensors"
+    status = begin(page, "merge", loras=loras, out=f"{root}/new.safetensors")
     assert page.started == [
-        ["tools", "merge", f"{root}/a.safetensors=0.5", f"{root}/b.safetensors=1", f"--out={root}/new.safetensors"]
+        ["tools", "merge", f"{root / 'a.safetensors'}=0.5", f"{root / 'b.safetensors'}=1", f"--out={new}"]
     ]
-    assert status["state"] == "running" and status["out"] == f"{root}/new.safetensors"
+    assert status["state"] == "running" and status["out"] == str(new)
 
 
 READ = {"merge": "loras", "extract": "base", "resize": "lora", "convert": "lora", "metadata": "file"}

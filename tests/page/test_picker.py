@@ -166,7 +166,7 @@ def test_what_windows_and_macos_hide_is_neither_listed_nor_allowed(root, monkeyp
     assert {"AppData", "marked"} <= {*names(listed(root))}  # plain names elsewhere
     monkeypatch.setattr(hidden, "WINDOWS", True)
     assert "AppData" not in names(listed(root)) and "kept" in names(listed(root))
-    with pytest.raises(ConfigError, match="AppData/key.toml is hidden"):
+    with pytest.raises(ConfigError, match="AppData.key.toml is hidden"):
         paths.allowed_path(str(root / "AppData" / "key.toml"), [root])
     assert paths.allowed_path(str(root / "AppData" / "key.toml"), [root, root / "AppData"])  # it is a root of its own
     monkeypatch.setattr(picker, "MARKS_HIDDEN", True)
@@ -174,7 +174,7 @@ def test_what_windows_and_macos_hide_is_neither_listed_nor_allowed(root, monkeyp
     for module in (picker, hidden):
         monkeypatch.setattr(module, "is_marked_hidden", lambda status: status.st_ino == marked)
     assert "marked" not in names(listed(root)) and "kept" in names(listed(root))
-    with pytest.raises(ConfigError, match="marked/key.toml is hidden"):
+    with pytest.raises(ConfigError, match="marked.key.toml is hidden"):
         paths.allowed_path(str(root / "marked" / "key.toml"), [root])
 
 
