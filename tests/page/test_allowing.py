@@ -30,7 +30,8 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(hidden, "OF_WINDOWS", set())  # there temporary folders are below AppData
     for name in ("root", "other/sub", "other/.hidden", "file"):
         (tmp_path / name).mkdir(parents=True)
     return tmp_path.resolve()

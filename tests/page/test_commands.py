@@ -42,13 +42,13 @@ def begin(page, name, command="tools", **values):
 
 def test_a_form_is_started_with_guarded_paths(page, tmp_path):
     root = (tmp_path / "root").resolve()
-    status = begin(
-        page, "merge", loras=f"{root}/a.safetensors=0.5\n{root}/../root/b.safetensors", out=f"{root}/new.safetensors"
-    )
+    new = root / "new.safetensors"
+    loras = f"{root}/a.safetensors=0.5\n{root}/../root/b.safetensors"
+    status = begin(page, "merge", loras=loras, out=f"{root}/new.safetensors")
     assert page.started == [
-        ["tools", "merge", f"{root}/a.safetensors=0.5", f"{root}/b.safetensors=1", f"--out={root}/new.safetensors"]
+        ["tools", "merge", f"{root / 'a.safetensors'}=0.5", f"{root / 'b.safetensors'}=1", f"--out={new}"]
     ]
-    assert status["state"] == "running" and status["out"] == f"{root}/new.safetensors"
+    assert status["state"] == "running" and status["out"] == str(new)
 
 
 READ = {"merge": "loras", "extract": "base", "resize": "lora", "convert": "lora", "metadata": "file"}
@@ -64,7 +64,7 @@ def test_a_name_alone_is_put_beside_the_first_file(page, tmp_path, name):
         if name != "merge" and "\n" in first:
             continue
         begin(page, name, **{READ[name]: first.format(root, root)}, **others, out="new.safetensors")
-        assert f"--out={root}/new.safetensors" in page.started.pop()
+        assert f"--out={root / 'new.safetensors'}" in page.started.pop()
     with pytest.raises(ConfigError, match="a.safetensors exists already"):
         begin(page, name, **{READ[name]: f"{root}/b.safetensors"}, **others, out="a.safetensors")
     with pytest.raises(ConfigError, match="outside"):

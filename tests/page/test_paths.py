@@ -5,6 +5,7 @@ Ten thousand hostile paths go through it in tests/security.
 
 import ntpath
 import os
+import posixpath
 from pathlib import Path, PureWindowsPath
 
 import pytest
@@ -158,10 +159,11 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
 
 
 def test_the_beginning_of_a_path_is_no_mistake_in_any_case_on_windows(root, monkeypatch):
-    begun = str(root / "CAT")
+    begun, of_windows = str(root / "CAT"), ntpath.normcase
+    monkeypatch.setattr(typed_paths.os.path, "normcase", posixpath.normcase)
     assert typed_paths.leads_to(str(root)[:-2], [root]) and not typed_paths.leads_to(str(root)[:-2].upper(), [root])
     assert not typed_paths.is_begun(Path(begun))
-    monkeypatch.setattr(typed_paths.os.path, "normcase", ntpath.normcase)
+    monkeypatch.setattr(typed_paths.os.path, "normcase", of_windows)
     assert typed_paths.leads_to(str(root)[:-2].upper(), [root]) and typed_paths.is_begun(Path(begun))
 
 

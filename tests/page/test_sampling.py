@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,8 @@ def run_with_samples(root, name="zorb-1"):
         "output_name": "zorb",
     }
     layout.store(folder / layout.RUN, facts)
-    (folder / layout.TOML).write_text(f'pretrained_model_name_or_path = "{root / "model.safetensors"}"\n', "utf-8")
+    model = toml_value(str(root / "model.safetensors"))
+    (folder / layout.TOML).write_text(f"pretrained_model_name_or_path = {model}\n", "utf-8")
     lines = []
     for step in (10, 20):
         (root / "out" / f"zorb-{step}.safetensors").write_text("x")
@@ -335,7 +337,7 @@ def test_files_of_a_run_that_was_started_in_a_shell_are_found_in_its_folder(tab,
     def place(value):
         if isinstance(value, list):
             return [place(item) for item in value]
-        return value.format(root=tmp_path / "root") if isinstance(value, str) else value
+        return value.replace("{root}/", f"{tmp_path / 'root'}{os.sep}") if isinstance(value, str) else value
 
     facts = {"id": "r", "script": NAME, "folder": str(tmp_path / "root"), "config": {"s": {option: place(written)}}}
     layout.store(tmp_path / "root" / "runs" / "r" / layout.RUN, facts)
