@@ -17,6 +17,7 @@ from library.config.problems import ConfigError
 from library.config.schema import option_values, options_of
 from library.data import metadata
 from library.families import config_class, network_args
+from tests import links
 
 SCRIPTS = [script for facts in families.all_families() for script in facts.scripts]
 KINDS = ("file", "files", "folder", "code", "secret")
@@ -104,10 +105,13 @@ def test_every_text_option_is_a_path_code_an_argument_or_known_to_be_plain(scrip
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_with_a_path_is_judged(script, place):
     options = options_of(config_class(script))
-    (place / "root" / "link").symlink_to(place / "outside")
+    ways = [place / "outside" / "x", place / "root" / ".." / "outside"]
+    if links.work():
+        (place / "root" / "link").symlink_to(place / "outside")
+        ways.append(place / "root" / "link" / "x")
     for name, option in options.items():
         if option.kind in PATHS:
-            for path in (place / "outside" / "x", place / "root" / "link" / "x", place / "root" / ".." / "outside"):
+            for path in ways:
                 reading = Reading(build_config(config_class(script), {}, notes=[]), [], [])
                 text = [str(path)] if option.many else str(path)
                 wrong, said = refused_leniently(config_class(script), name, text, place / "root")
