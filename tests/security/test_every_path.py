@@ -4,6 +4,7 @@ The options are those of the option table, so that a new one cannot be forgotten
 """
 
 import json
+import re
 
 import pytest
 
@@ -252,6 +253,16 @@ def test_every_path_in_arguments_is_judged(script, place):
             assert refused_leniently(kind, name, [text], root)[0] == {name}, (name, text)
         plain = ["betas=0.9,0.99", r"exclude_patterns=[r'.*\.attn\..*']", "weight_decay=1e-2", "preset=attn-mlp", "x="]
         assert refused_leniently(kind, name, plain, root) == (set(), "")
+
+
+def test_on_windows_backslashes_are_of_paths_and_those_of_patterns_are_not():
+    like_a_path = re.compile(named_paths.ON_WINDOWS).match
+    absolute = (r"C:\a", "c:a", r"\\nas\a", r"\a", r"\\?\C:\a*", "~", "/a")
+    beside = (r"..\a", r"a\..\b", r"a b\ü.toml", "a/../b", r"a*\..\..\b", r"a*\.. \b", r"a*\..", r"a*/..\b")
+    for text in (*absolute, *beside):
+        assert like_a_path(text), text
+    for text in (r".*\.attn\..*", r"(?:q|k)_proj\.", r"blocks\.\d?", "0.9", "attn-mlp", "a*b"):
+        assert not like_a_path(text), text
 
 
 def test_a_preset_of_lycoris_that_is_a_file_is_judged(place):
