@@ -56,7 +56,7 @@ links.refuse_without()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup():
+def pytest_runtest_setup():
     with links.skip_without():
         return (yield)
 
