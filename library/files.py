@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import platformdirs
 
 from library.config.problems import SURROGATES, ConfigError
-from library.config.values import WINDOWS
+from library.config.values import WINDOWS, name_length
 
 T = TypeVar("T")
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between the attempts of `patiently`
@@ -29,7 +29,8 @@ HELD_ON_WINDOWS = {32, 33, 1224}  # ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATIO
 DENIED_ON_WINDOWS = 5  # ERROR_ACCESS_DENIED: also for replacing or deleting a file that a program has mapped
 NO_NAME_ON_WINDOWS = 123  # ERROR_INVALID_NAME
 NOT_FOUND_ON_WINDOWS = {2, 3, 206}  # ERROR_FILE_NOT_FOUND, ERROR_PATH_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE
-LONGEST_ON_WINDOWS = 260 - 40  # characters of a path, less what a temporary name adds
+LONGEST_ON_WINDOWS = 259  # characters of a path, unless an administrator has allowed more
+ADDED = 40  # characters that a temporary name may have more than the file's own
 # safetensors reports errors of the disk as its own exception, with the system's number in the text.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 NO_SPACE = 2**16  # bytes; a disk with less is full
@@ -41,6 +42,7 @@ UNFINISHED = re.compile(
 )
 DAY = 86400.0  # seconds
 STATE_FACTS = "train_state.json"  # the file of a state folder that says where its training stood
+TOO_LONG = "cannot write {path}: the name is too long for this disk; shorten it"
 NO_FOLDER = "cannot write {path}: its folder cannot be made"
 LONGEST_NAME = 255  # maximum bytes of a file name; Windows and macOS count characters, and allow more
 
@@ -58,11 +60,7 @@ def write_atomic(path: str | Path, content: bytes | str | Callable[[Path], objec
     ConfigError if the disk is full or not writable.
     """
     path = Path(path)
-    mark = f".{_mark()}.tmp{path.suffix}"
-    stem = path.stem.encode("utf-8", "surrogatepass")[-(LONGEST_NAME - 1 - len(mark.encode())) :].decode(
-        errors="ignore"
-    )  # the end of a long name
-    temporary = path.with_name(f".{stem}{mark}")
+    temporary = _temporary_beside(path)
     try:
         with clear_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +164,15 @@ def clean_up(folder: str | Path, is_ours: Callable[[str], object]) -> None:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def _temporary_beside(path: Path) -> Path:
+    mark = f".{_mark()}.tmp{path.suffix}"
+    room = LONGEST_NAME - 1 - len(mark.encode())
+    if WINDOWS:  # else a path of nearly 260 characters, which most of them allow, could not be written
+        room = max(min(room, LONGEST_ON_WINDOWS - len(str(path.parent.absolute())) - len(mark) - 2), 1)
+    end_of_name = path.stem.encode("utf-8", "surrogatepass")[-room:].decode(errors="ignore") or "_"
+    return path.with_name(f".{end_of_name}{mark}")
+
+
 def _mark() -> str:
     # UNFINISHED reads it back, to tell whether the writer is still running.
     return f"{os.getpid()}-{HOST_MARK}{secrets.token_hex(4)}"
@@ -251,7 +258,7 @@ def _disk_problem(error: Exception, path: str | Path) -> str:
     if on_windows is not None and (template := _problem_on_windows(on_windows, Path(path))):
         return template
     if number == errno.ENAMETOOLONG:
-        return "cannot write {path}: the name is too long for this disk; shorten it"
+        return TOO_LONG
     if number == errno.EFBIG:
         return "cannot write {path}: the file is too large for this disk; choose a folder on another disk"
     denied = number in (errno.EROFS, errno.EACCES, errno.EPERM) or on_windows == DENIED_ON_WINDOWS
@@ -268,9 +275,11 @@ def _problem_on_windows(number: int, path: Path) -> str:
     """Return the same for what only Windows refuses, by its own number of the error."""
     if number in HELD_ON_WINDOWS or (number == DENIED_ON_WINDOWS and path.is_file()):
         return "cannot write {path}: another program has it open; close that, or choose another name"
+    if name_length(path.name) > LONGEST_NAME and number in {NO_NAME_ON_WINDOWS, *NOT_FOUND_ON_WINDOWS}:
+        return TOO_LONG
     if number == NO_NAME_ON_WINDOWS:
         return 'cannot write {path}: Windows allows none of <>:"|?* in a name; choose another one'
-    if number in NOT_FOUND_ON_WINDOWS and len(str(path.absolute())) > LONGEST_ON_WINDOWS:
+    if number in NOT_FOUND_ON_WINDOWS and len(str(path.absolute())) > LONGEST_ON_WINDOWS - ADDED:
         return "cannot write {path}: Windows cuts paths at 260 characters; choose a shorter name or folder"
     return ""
 

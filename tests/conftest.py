@@ -9,6 +9,7 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import links
 from tests.exhaustive import mark_exhaustive
 from tests.quick import mark_item
 from tests.source import SCRATCH
@@ -50,6 +51,21 @@ logging.getLogger("torch.__trace").addHandler = lambda handler: None
 
 # No test cuts the power, so nothing has to wait until the disk has stored a file, as a training does sixteen times.
 os.fsync = lambda handle: None
+
+links.refuse_without()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    with links.skip_without():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    with links.skip_without():
+        return (yield)
+
 
 # The same examples every time, and no time limit: a test must not fail because the machine is busy.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

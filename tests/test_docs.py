@@ -20,7 +20,7 @@ from library.config.outside_files import load_toml
 from library.config.schema import flatten_sections
 from library.families import RUNS, config_class
 from library.sampling import prompts
-from tests import source
+from tests import links, source
 
 DOCS = source.ROOT / "docs"
 PAGES = [source.ROOT / "README.md", source.ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
@@ -122,7 +122,7 @@ class Parsed(Exception):
 def test_commands_are_understood(page, line, tmp_path, monkeypatch):
     """By the parser of the command itself; nothing is run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "presets").symlink_to(source.ROOT / "presets")
+    links.link_or_copy(tmp_path / "presets", source.ROOT / "presets")
     _, command, *arguments = shlex.split(line)
     assert command in main.COMMANDS, page
     kind = arguments[0] if arguments else ""

@@ -72,3 +72,7 @@ document.addEventListener("click", (event) => {
   const sample = hit(event, ".sample");
   if (sample) compare(sample);
 });
+// An original that the page may not read, or that is gone, leaves no broken image. Errors of images do not bubble.
+document.addEventListener("error", ({ target }) => {
+  if (target instanceof HTMLImageElement) target.closest(".sample.original")?.remove();
+}, true);

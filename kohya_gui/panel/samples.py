@@ -134,7 +134,7 @@ def _original_html(sample: RunSample, prompt: MessageLike) -> str:
 
 
 def show_original(query: Mapping[str, str], roots: Sequence[Path]) -> Response:
-    """The first image that a sample was made from, if it is below the folders that the page may read."""
+    """The first image that a sample was made from; nothing if the page may not read it, or if it is gone."""
     try:
         run = reader.find_run(str(query.get("run") or ""))
         event = reader.progress(run.folder).update().events["sample"][max(0, int(query.get("place") or 0))]
@@ -142,7 +142,10 @@ def show_original(query: Mapping[str, str], roots: Sequence[Path]) -> Response:
         path = Path(str(run.facts.get("folder") or "."), shown[0])
     except (KeyError, ValueError, IndexError):
         raise ConfigError("There is no such image.") from None
-    return serve_image(paths.existing_file(str(path), roots, IMAGES, "image"), bool(query.get("small")))
+    try:
+        return serve_image(paths.existing_file(str(path), roots, IMAGES, "image"), bool(query.get("small")))
+    except ConfigError:
+        return Response(status_code=204)  # the page then removes its place (compare_samples.js)
 
 
 def seed_of_event(event: JsonMapping) -> int | None:

@@ -29,8 +29,11 @@ CREATED_BY_TRAINING = (
     "tokenizer_cache_dir",
     "console_log_file",
 )
-# A text that can only be a path; a backslash counts on Windows only, elsewhere it belongs to a pattern.
-LIKE_A_PATH = re.compile(r"~|/|\.{1,2}/|.*/\.\.(?:/|$)" + (r"|[A-Za-z]:|.*\\" if os.name == "nt" else ""))
+# A text that can only be a path. A backslash counts on Windows only, and there not in a pattern such as r".*\.attn":
+# no path has an asterisk, unless a ".." behind it takes it away.
+ON_POSIX = r"~|/|\.{1,2}/|.*/\.\.(?:/|$)"
+ON_WINDOWS = ON_POSIX + r"""|[A-Za-z]:|\\|.*[\\/]\.\.[ .]*(?:[\\/]|$)|[^<>"|?*]*\\[^<>"|?*]*$"""
+LIKE_A_PATH = re.compile(ON_WINDOWS if os.name == "nt" else ON_POSIX)
 MAX_FOLDERS = 100_000  # folders in one image list; each is checked
 
 

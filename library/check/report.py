@@ -27,7 +27,7 @@ from library.config.schema import options_of, section_options
 from library.data import held_out
 from library.data.encoding import existing, wanted_latents
 from library.data.images import ImageSet
-from library.files import free_space, size_text
+from library.files import free_space, nearest_existing, size_text
 from library.measuring.candidates import saving_memory
 from library.measuring.model_stats import model_stats
 from library.train.step.clock import Clock
@@ -216,7 +216,7 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
     if unused := fitting.unused_memory(config, memory):
         yield Finding("GPU", "ok", unused)
     yield _check_compiling(config, bool(gpu))
-    if config.save.output_dir:
+    if config.save.output_dir and nearest_existing(config.save.output_dir):  # a missing drive is a problem of its own
         yield _check_disk_space(config)
 
 

@@ -35,6 +35,7 @@ LONGEST_CODE = 200  # maximum characters of such a name
 # Names of devices, which Windows reserves in every folder, whatever ending follows.
 RESERVED = re.compile(r"(con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³])(\..*)?", re.I)
 WINDOWS = os.name == "nt"
+ABSOLUTE_ON_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|[\\/]{2}")
 FORBIDDEN_ON_WINDOWS = re.compile(r'[<>"|?*]')  # in paths; the prefix for long ones has a question mark
 LONGEST_FILE_NAME, LONGEST_PATH = 255, 4000  # bytes; characters of a name on Windows
 MAX_WRONG = 10  # values of one option that are named as wrong; more are counted
@@ -172,7 +173,8 @@ class Option:
     def _read_one(self, value: Any) -> Any:
         if self.kind in ("file", "files", "folder"):
             value = expand_home(value)
-            _check_path_text(value)
+            if isinstance(value, str) and not value.startswith("data:"):  # the thumbnail may be in the option itself
+                _check_path_text(self.path_in(value))
         try:
             value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:
@@ -290,22 +292,31 @@ def split_strength(text: str) -> tuple[str, float]:
     return text, 1.0  # the colon is part of the name, as in C:\lora.safetensors
 
 
-def _check_path_text(path: Any) -> None:
+def _check_path_text(path: str) -> None:
     """Raise ConfigError for what no disk has as a path, which asking the disk would answer with an exception."""
-    if not isinstance(path, str):
-        return
     if re.search(r"[\x00-\x1f]", path):  # "D:\train" of a TOML holds a tab
         template = "has a character that no path can have, {value}: in double quotes write \\\\ for \\"
         raise ConfigError(template, value=quoted(path))
-    forbidden = FORBIDDEN_ON_WINDOWS.search(path.removeprefix("\\\\?\\")) if WINDOWS and "://" not in path else None
-    if forbidden:
-        template = "has {sign}, which Windows does not allow in paths, got {value}"
-        raise ConfigError(template, sign=forbidden[0], value=quoted(path))
+    if WINDOWS and "://" not in path and (sign := _sign_forbidden_on_windows(path.removeprefix("\\\\?\\"))):
+        raise ConfigError(
+            "has {sign}, which Windows does not allow in paths, got {value}", sign=sign, value=quoted(path)
+        )
     names = path.replace("\\", "/").split("/")
-    longest = max(len(name if WINDOWS else name.encode(errors="surrogatepass")) for name in names)
-    if longest > LONGEST_FILE_NAME or len(path.encode(errors="surrogatepass")) > LONGEST_PATH:
+    if max(map(name_length, names)) > LONGEST_FILE_NAME or len(path.encode(errors="surrogatepass")) > LONGEST_PATH:
         template = "is too long for a path: no name in it may have more than {most} bytes, got {value}"
         raise ConfigError(template, most=LONGEST_FILE_NAME, value=quoted(path))
+
+
+def _sign_forbidden_on_windows(path: str) -> str:
+    if forbidden := FORBIDDEN_ON_WINDOWS.search(path):
+        return forbidden[0]
+    # A file whose name has a colon would be written into a hidden stream of another one. "a:b" may be no path.
+    return ":" if ABSOLUTE_ON_WINDOWS.match(path) and ":" in path[2:] else ""
+
+
+def name_length(name: str) -> int:
+    """Return the length of a file name as disks count it: in UTF-16 on Windows, elsewhere in bytes."""
+    return len(name.encode("utf-16-le", "surrogatepass")) // 2 if WINDOWS else len(name.encode(errors="surrogatepass"))
 
 
 def expand_home(value: Any) -> Any:

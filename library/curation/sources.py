@@ -103,8 +103,9 @@ class _Places:
 
     def _make(self, position: int, subset: SubsetConfig) -> None:
         path = source_of_subset(subset)
-        if path in self.opened:
-            self.by_source[position, path] = self.opened[path]
+        plain_path = os.fspath(Path(path))  # "C:/cats/" is the opened folder "C:\\cats"
+        if plain_path in self.opened:
+            self.by_source[position, path] = self.opened[plain_path]
             return
         if id(subset) in self.by_subset:
             self.by_source[position, path] = self.by_subset[id(subset)]
@@ -125,7 +126,7 @@ class _Places:
             subset.num_repeats,
             subset.class_tokens or "",
             0,
-            path=subset.image_dir or "",
+            path=os.fspath(Path(subset.image_dir)) if subset.image_dir else "",
             role="reg" if subset.is_reg else "",
             fixed=words,
         )

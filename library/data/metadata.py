@@ -252,7 +252,7 @@ def _metadata_entry(row: Row, folder: str | Path | None, source: Path, separator
                 source=source,
                 key=quoted(path),
             )
-    path, *controls = (os.path.join(folder or "", path) for path in paths)
+    path, *controls = (os.fspath(Path(folder or "", path)) for path in paths)  # spelled as in listings of folders
     words = next((about[name] for name in CAPTION_KEYS if about.get(name)), "")
     if not isinstance(words, str | int | float):
         raise ConfigError(

@@ -11,6 +11,7 @@ from PIL import Image as Pillow
 from library.config.problems import SURROGATES, Message, Problem, Report, counted, either
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
+from library.config.values import name_length
 from library.data import finding, mask_check
 from library.data.caption_files import BARE_FOLDER
 from library.data.controls import stored_image_size
@@ -146,9 +147,7 @@ def _sharing_a_cache(images: list[Image]) -> Iterator[Problem]:
 def _too_long_for_a_cache(images: list[Image]) -> Iterator[Problem]:
     """Yield images whose names are too long for the names of their caches."""
     stems = {image.path: os.path.splitext(os.path.basename(image.path))[0] for image in images}
-    if long := sorted(
-        path for path, stem in stems.items() if len(stem.encode("utf-8", "surrogatepass")) > LONGEST_NAME - CACHE_ENDING
-    ):
+    if long := sorted(path for path, stem in stems.items() if name_length(stem) > LONGEST_NAME - CACHE_ENDING):
         yield about_images(
             "{count} with a name too long for a cache file beside it; shorten to {most} bytes: {long}",
             count=counted(len(long), "image"),

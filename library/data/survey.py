@@ -54,8 +54,8 @@ class Survey:
 
     def files(self, folder: str | Path) -> Listing:
         """List the files of a folder, once; an empty listing if there is no such folder."""
-        key = os.fspath(folder)
+        key = os.fspath(Path(folder))  # one spelling for a file in it: "C:/a/" and "C:\\a" are the same folder
         if key not in self.listings:
-            exists = os.path.isdir(folder)
+            exists = os.path.isdir(key)
             self.listings[key] = folders.looked_into(key) if exists else Listing(key)
         return self.listings[key]

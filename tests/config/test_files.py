@@ -16,10 +16,12 @@ from safetensors import SafetensorError
 
 from kohya_gui.form import typed_paths
 from library import files
+from library.check import report
 from library.compiler import cache
 from library.config.building import build_config
 from library.config.problems import ConfigError
 from library.config.schema import options_of
+from library.data.preflight import Check
 from library.doctor import disk
 from library.families import config_class
 from library.files import UnwritableError, free_space, need_space, write_atomic
@@ -49,6 +51,24 @@ def test_a_name_as_long_as_the_disk_allows_can_be_written(tmp_path):
     with pytest.raises(ConfigError, match="the name is too long for this disk"):
         write_atomic(tmp_path / ("a" * 252 + ".npz"), b"latents")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_temporary_name_cuts_no_path_of_windows_short(tmp_path, monkeypatch):
+    """An image whose cache may have a path of 259 characters, as most Windows allow, gets its cache."""
+    monkeypatch.setattr(files, "WINDOWS", True)
+    temporary_names = []
+
+    def fill(temporary):
+        temporary_names.append(temporary.name)
+        assert len(str(temporary)) < 260
+        temporary.write_bytes(b"latents")
+
+    name = "n" * (259 - len(str(tmp_path / "x")) - 3) + ".npz"
+    assert len(str(write_atomic(tmp_path / name, fill))) == 259
+    assert files.UNFINISHED.fullmatch(temporary_names[0])
+    monkeypatch.setattr(files, "LONGEST_ON_WINDOWS", 10)  # as if the folder left no room
+    write_atomic(tmp_path / "名.npz", fill)
+    assert files.UNFINISHED.fullmatch(temporary_names[1])
 
 
 @pytest.mark.parametrize("existing", [True, False])
@@ -171,6 +191,7 @@ def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, mo
         return real(path, **how)
 
     monkeypatch.setattr(Path, "read_text", busy)
+    monkeypatch.setattr(files, "WINDOWS", False)
     assert layout.load_facts(tmp_path / "run.json") == {}  # elsewhere a file without rights is not waited for
     monkeypatch.setattr(files, "WINDOWS", True)
     assert layout.load_facts(tmp_path / "run.json") == {"state": "running"}
@@ -187,6 +208,8 @@ def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, mo
         (112, "new.bin", "the disk is full"),
         (3, "new.bin", "its folder cannot be made"),
         (3, "n" * 230 + ".bin", "Windows cuts paths at 260 characters"),
+        (3, "n" * 252 + ".bin", "the name is too long for this disk"),
+        (123, "🐱" * 126 + ".bin", "the name is too long for this disk"),
     ],
 )
 def test_errors_of_windows_are_sentences(tmp_path, number, name, words):
@@ -211,8 +234,9 @@ def test_a_drive_that_is_not_there(tmp_path, monkeypatch):
         f"output_dir: there is no {folder.anchor} here; choose a folder on another disk"
     ]
     option = options_of(type(config))["output_dir"]
-    assert "there is no / here" in str(typed_paths._unwritable(option, folder))
+    assert f"there is no {folder.anchor} here" in str(typed_paths._unwritable(option, folder))
     assert str(cache._why_unusable(folder, torch.device("cuda"))) == f"there is no {folder.anchor} here"
+    assert "disk" not in {finding.topic for finding in report._collect_findings(config, Check([], []), "", None)}
     found = disk.check_folders()  # which used to look for ever
     assert found.verdict == "bad" and "there is no" in str(found.text)
 

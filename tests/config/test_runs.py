@@ -40,6 +40,8 @@ def other(option):
         Path: Path(r"C:\new\data.toml"),
     }
     item = by_type[option.type]
+    if option.type is str and option.kind in ("file", "files", "folder"):
+        item = "a 'b' \\ ü"  # without ", which no path of Windows has
     if option.name == "caption_extension":
         item = ".tags"
     if option.kind == "code":

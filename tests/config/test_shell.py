@@ -22,6 +22,7 @@ from library.families.flux.options import FluxLora
 from library.families.sdxl.options import SdxlLora
 
 SCRIPTS = Path(__file__).parents[2] / "sd-scripts"
+NOBODYS = Path(os.path.expanduser("~no-such-user/run.toml"))  # Windows expects all users' folders beside each other
 
 
 def run(script, *argv, **env):
@@ -149,8 +150,8 @@ def test_missing_file_does_not_hide_other_mistakes(tmp_path):
         ("", ". is a folder; name a file"),
         (".", ". is a folder; name a file"),
         (os.sep, f"{os.sep} is a folder; name a file"),
-        ("~no-such-user/run", "~no-such-user/run.toml does not exist"),
-        ("~no-such-user/run.toml", "~no-such-user/run.toml does not exist"),
+        ("~no-such-user/run", f"{NOBODYS} does not exist"),
+        ("~no-such-user/run.toml", f"{NOBODYS} does not exist"),
     ],
 )
 def test_a_config_file_that_is_none_is_one_sentence(name, sentence):

@@ -43,7 +43,7 @@ image_dir = "/birds"
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "sets.toml"
-    path.write_text(TEXT)
+    path.write_text(TEXT, newline="\n")
     return path
 
 
@@ -72,7 +72,7 @@ def test_one_number_changes_one_number(file):
 
 def test_several_sizes_are_one_text_and_stay_as_they_are_written(file):
     text = TEXT.replace("[768, 512]", "[512, 768, 1024]")
-    file.write_text(text)
+    file.write_text(text, newline="\n")
     tables = dataset_file.read_dataset_tables(file)
     assert tables[1].texts == {"resolution": "512;768;1024"} and dataset_file.written(file, tables) == text
     tables[1].texts["resolution"], tables[0].texts["resolution"] = "512;1024,768", "640,768,896"

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -146,8 +147,24 @@ def test_one_folder_in_two_data_sets_is_two_places(places):
     assert collection.find(f"{cat} · 96 × 96/1.png").caption == "zorb, number 1"
 
 
+def test_a_folder_is_one_however_it_is_spelled(places, tmp_path):
+    """In dataset files of Windows both slashes are usual, and elsewhere one at the end."""
+    spelled = (places / "train/3_cat").as_posix() + "/"
+    sets = f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "{spelled}"\n'
+    (tmp_path / "sets.toml").write_text(sets)
+    (tmp_path / "meta.json").write_text(json.dumps({f"./{i}.png": {"caption": "cat"} for i in range(7)}))
+    (tmp_path / "rows.toml").write_text(sets + f'metadata_file = "{(tmp_path / "meta.json").as_posix()}"\n')
+    for file in ("sets.toml", "rows.toml"):
+        run_config = config(dataset_config=str(tmp_path / file))
+        collection = sources.scan_sources(run_config)
+        assert sorted(picture.path for picture in collection.pictures) == sorted(
+            str(path) for path in (places / "train/3_cat").glob("*.png")
+        )
+        assert all(picture.used for picture in collection.pictures)
+
+
 def test_nothing_outside_of_the_roots_is_looked_into(places, tmp_path):
-    inside = lambda path: not str(path).startswith(str(places / "reg"))  # noqa: E731
+    inside = lambda path: not Path(path).is_relative_to(places / "reg")  # noqa: E731
     for kind in ("metadata", "dataset file"):
         with pytest.raises(ConfigError, match="--root"):
             sources.scan_sources(given(places, kind), may=inside)

@@ -226,7 +226,8 @@ METHODS = {
 def test_a_folder_may_be_named_in_any_way(root, monkeypatch, method, way):
     start = tree(root)
     monkeypatch.chdir(root if way == "from inside" else root.parent)
-    (root.parent / "link").symlink_to(root, target_is_directory=True)
+    if way in ("link", "two ways"):
+        (root.parent / "link").symlink_to(root, target_is_directory=True)
     opened = Path({"relative": "data", "from inside": "."}.get(way, root.parent / "link"))
     with Change(opened, method) as change:
         METHODS[method](change, (root if way == "two ways" else opened) / "10_cat")

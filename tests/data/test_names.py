@@ -18,7 +18,7 @@ from library.outputs.dataset_stats import dataset_stats
 from tests.data import make
 
 pytestmark = pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="all names there are Unicode")
-ODD = "caf" + os.fsdecode(b"\xe9")
+ODD = "caf\udce9"  # Latin-1's é, as Python reads it
 MUSUBI = LatentCache("_zi.safetensors", keyed_by_size=True, architecture="z_image")
 
 

@@ -18,6 +18,7 @@ from library.families.anima.options import AnimaArgs
 from library.families.flux import random as random_flux
 from library.methods import targets
 from library.tools import convert, merge
+from tests import links
 from tests.families import alike
 from tests.families.test_anima_model import family, in_diffusers
 from tests.training import config_of, narrowed, pictures, train
@@ -70,7 +71,7 @@ def test_a_diffusers_folder_and_an_adapter_of_its_own_are_read(files, own, tmp_p
         saved(tensors, tmp_path / part / "model.safetensors")
     saved(load_file(files["vae"]), tmp_path / "vae" / "model.safetensors")
     for name in ("tokenizer", "t5_tokenizer"):
-        (tmp_path / name).symlink_to(files[name])
+        links.link_or_copy(tmp_path / name, files[name])
     assert recognition.recognise_file(tmp_path)[0] == "anima"
     whole = {"anima": tmp_path, "text_encoder": None, "vae": None}
     assert said(files, **whole) == []

@@ -17,6 +17,7 @@ from library.families.flux_3.keys import LORA_NAMES
 from library.families.zimage import random as random_zimage
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
+from tests import links
 from tests.families import alike
 from tests.families.test_flux_3_model import family, for_diffusers
 from tests.training import config_of, pictures, train
@@ -59,7 +60,7 @@ def test_a_folder_of_diffusers_has_all_parts_in_its_own_layout(files, tmp_path):
     for part, tensors in stored.items():
         (tmp_path / part).mkdir()
         saved(tensors, tmp_path / part / "model.safetensors")
-    (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
+    links.link_or_copy(tmp_path / "tokenizer", files["tokenizer"])
     index = tmp_path / "modular_model_index.json"
     index.write_text(json.dumps({"_class_name": "Flux3ModularPipeline"}), encoding="utf-8")
     whole = {"flux_3": tmp_path, "text_encoder": None, "vae": None}

@@ -10,7 +10,7 @@ from library.families.base import SampleRequest
 from library.families.flux.model import Flux, Sizes
 from library.families.shared import clip, packing
 from library.objectives.base import NoisedBatch
-from tests import double_stream, flux_files
+from tests import double_stream, flux_files, links
 from tests.families.flux import family, step
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -43,7 +43,7 @@ def test_a_lora_of_schnell_is_proposed_its_assistant_unless_the_file_is_undistil
     (note,) = family(schnell, "flux_train").notes()
     assert not note.fix
     other = tmp_path / "OpenFLUX.1.safetensors"
-    other.symlink_to(schnell["flux"])
+    links.link_or_copy(other, schnell["flux"])
     assert not [*family({**schnell, "flux": other}).notes()]
     (note,) = family({**schnell, "flux": other}, assistant_lora="a.safetensors").notes()
     assert "for distilled models, and OpenFLUX.1.safetensors is not one" in str(note)

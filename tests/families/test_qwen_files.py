@@ -10,6 +10,7 @@ from library.adapter_files import names
 from library.families import recognition
 from library.families.flux import random as random_flux
 from library.families.qwen_image import random
+from tests import links
 from tests.families import alike
 from tests.families.test_qwen_model import family
 from tests.training import config_of, narrowed
@@ -57,7 +58,7 @@ def test_a_diffusers_folder_has_all_parts(files, stored, tmp_path):
     for part, name in (("transformer", "qwen_image"), ("text_encoder", "text_encoder"), ("vae", "vae")):
         (tmp_path / part).mkdir()
         saved(load_file(files[name]), tmp_path / part / "model.safetensors")
-    (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
+    links.link_or_copy(tmp_path / "tokenizer", files["tokenizer"])
     assert recognition.recognise_file(tmp_path)[0] == "qwen_image"
     whole = {"qwen_image": tmp_path, "text_encoder": None, "vae": None}
     assert said(files, **whole) == []

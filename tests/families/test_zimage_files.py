@@ -13,6 +13,7 @@ from library.families.zimage import keys, random
 from library.families.zimage.keys import LORA_NAMES
 from library.methods.lora_files import by_name, file_of
 from library.tools import convert, merge
+from tests import links
 from tests.families import alike
 from tests.families.test_zimage_model import family
 from tests.training import config_of, narrowed
@@ -75,7 +76,7 @@ def test_a_diffusers_folder_has_all_parts_and_its_scheduler_tells_turbo(files, o
     for part, name in (("transformer", "zimage"), ("text_encoder", "text_encoder"), ("vae", "vae")):
         (tmp_path / part).mkdir()
         saved(own if name == "zimage" else load_file(files[name]), tmp_path / part / "model.safetensors")
-    (tmp_path / "tokenizer").symlink_to(files["tokenizer"])
+    links.link_or_copy(tmp_path / "tokenizer", files["tokenizer"])
     (tmp_path / "scheduler").mkdir()
     assert recognition.recognise_file(tmp_path)[0] == "zimage"
     whole = {"zimage": tmp_path, "text_encoder": None, "vae": None}

@@ -12,7 +12,7 @@ from library.data import encoding
 from library.memory.compile_targets import blocks_by_class
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
-from tests import flux_files, training
+from tests import flux_files, links, training
 
 BF16 = {"mixed_precision": "bf16"}
 FP8 = {**BF16, "fp8_base": True}
@@ -67,7 +67,7 @@ def in_fp8(demo, script, folder):
     """The path of a copy of a script's base model with all its tensors in fp8, beside its tokenizers."""
     config = training.config_of(demo, script)
     for tokenizer in demo.models[config.family][config.family].parent.glob("tokenizer*"):
-        (folder / tokenizer.name).symlink_to(tokenizer)
+        links.link_or_copy(folder / tokenizer.name, tokenizer)
     return flux_files.write_fp8(config.model.pretrained_model_name_or_path, folder / "fp8.safetensors")
 
 

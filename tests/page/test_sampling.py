@@ -186,7 +186,8 @@ def test_the_image_that_samples_were_made_from_stands_beside_them(tmp_path):
     assert shown[folder].count("sample original") == 2 and "Original" not in shown[plain]
     query = {"run": folder.name, "small": "1"}
     assert samples.show_original(query | {"place": "0"}, [root]).media_type == "image/jpeg"
-    for wrong in ({"place": "1"}, {"place": "99"}, {"place": "x"}, {"run": plain.name}, {"run": "../painted-1"}):
+    assert samples.show_original(query | {"place": "1"}, [root]).status_code == 204
+    for wrong in ({"place": "99"}, {"place": "x"}, {"run": plain.name}, {"run": "../painted-1"}):
         with pytest.raises(ConfigError):
             samples.show_original(query | wrong, [root])
 

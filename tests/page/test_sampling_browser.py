@@ -192,4 +192,3 @@ def test_an_original_that_the_page_may_not_read_leaves_no_broken_image(visit, se
     shown.locator("img").evaluate("image => image.decode()")
     shown.click()
     visitor.page.locator("dialog.compare option", has_text="Original").first.wait_for(state="attached")
-    visitor.page.screenshot(path="/tmp/orig.png")

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from library.config.formats import toml_value
 from library.config.problems import ConfigError
 from library.runs import (
     forecast,
@@ -371,7 +372,7 @@ def test_an_entry_keeps_its_own_files_and_copies_get_names_of_their_own(tmp_path
     until(lambda: states() == ["finished", "finished"])
     for run in runs_of("fox", "fox-3"):
         own = run.folder / "sample_prompts.txt"
-        assert own.read_text(encoding="utf-8") == "a fox" and json.dumps(str(own)) in resume.run_toml(run)
+        assert own.read_text(encoding="utf-8") == "a fox" and toml_value(str(own)) in resume.run_toml(run)
     queue.clear()
     assert [path.name for path in queue.queue_folder().iterdir() if path.is_dir()] == [again.id]  # can be restored
 

@@ -44,7 +44,10 @@ def test_every_tool_is_there_with_its_options():
         (
             "merge",
             {"loras": "a.safetensors=0.5\n b.safetensors ", "out": "o.safetensors"},
-            {"loras": ["/root/a.safetensors=0.5", "/root/b.safetensors=1"], "out": Path("/root/o.safetensors")},
+            {
+                "loras": [f"{Path('/root/a.safetensors')}=0.5", f"{Path('/root/b.safetensors')}=1"],
+                "out": Path("/root/o.safetensors"),
+            },
         ),
         (
             "extract",
