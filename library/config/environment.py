@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from library.config.problems import ConfigError
 
 # Messages of libraries when memory allocation fails, each in its own error type.
@@ -27,12 +29,27 @@ NETWORK_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_
 SWITCHED_ON = ("1", "true", "yes", "on")  # values that accelerate reads as true
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # variables of PyTorch's allocator settings
-# The parent process, read before seconds of imports during which a launcher may be killed.
-PARENT = os.getppid()
 # For a process whose output is read as UTF-8: on Windows Python else writes pipes and files in an old code page.
 OUTPUT_IN_UTF_8 = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
 DIRECT = "KOHYA_WITHOUT_LAUNCHER"  # set if the parent is the page or a shell, which may end
 LAUNCHED = DIRECT not in os.environ and any(name.startswith(("ACCELERATE_", "TORCHELASTIC_")) for name in os.environ)
+
+
+def starting_process(is_redirected: bool) -> int:
+    """Return the process that started this one. `is_redirected`: in a virtual environment on Windows, python.exe only
+    starts the real Python as its child, so the parent is passed over if it is that.
+    """
+    parent = os.getppid()
+    if is_redirected:
+        with contextlib.suppress(psutil.Error, ValueError):
+            process = psutil.Process(parent)
+            if os.path.normcase(process.exe()) == os.path.normcase(sys.executable):
+                return process.ppid()
+    return parent
+
+
+# Read before seconds of imports during which a launcher may be killed.
+PARENT = starting_process(is_redirected=os.name == "nt" and sys.prefix != sys.base_prefix)
 
 
 def print_any_text() -> None:

@@ -258,6 +258,20 @@ def test_an_interruption_that_code_in_c_answers_with_an_error_is_a_stop_all_the_
     assert reader.run_at(next(iter(runs_in(tmp_path)))).state == "stopped"
 
 
+@pytest.mark.parametrize("is_redirector", [True, False])
+def test_the_python_of_a_windows_environment_that_only_starts_another_one_is_no_launcher(monkeypatch, is_redirector):
+    parents = {7: (sys.executable.upper() if is_redirector else "accelerate.exe", 5)}
+    monkeypatch.setattr(os.path, "normcase", str.lower)
+    monkeypatch.setattr(os, "getppid", lambda: 7)
+    monkeypatch.setattr(
+        psutil,
+        "Process",
+        lambda pid: types.SimpleNamespace(exe=lambda: parents[pid][0], ppid=lambda: parents[pid][1]),
+    )
+    assert environment.starting_process(is_redirected=True) == (5 if is_redirector else 7)
+    assert environment.starting_process(is_redirected=False) == 7
+
+
 def test_a_launcher_that_was_killed_while_the_trainer_was_still_importing_is_a_stop(monkeypatch):
     assert not ControlRequests().stop_requested()
     gone = psutil.Popen([sys.executable, "-c", ""])
