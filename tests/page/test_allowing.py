@@ -319,8 +319,19 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         max_train_steps="20",
         output_dir=results,
     )
+    held = []
+
+    def hold(route):
+        if held or route.request.post_data_json["act"] != "train":
+            route.continue_()
+        else:
+            held.append(route)
+
+    visitor.page.route("**/own/press", hold)
     visitor.click("Train")
     visitor.until("3 problems to fix").until("Looking for more problems", ".bar .doing")
+    held[0].continue_()
+    visitor.has_none("[...document.querySelectorAll('.bar .doing')].filter((line) => line.textContent)")
     buttons = visitor.page.locator(".message:visible .allow")
     assert buttons.count() == 3 and not results.exists()
     for left in (2, 1):
@@ -328,6 +339,7 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     buttons.first.click()
     visitor.until("It continues when you close this page")
+    visitor.page.unroute_all()
     assert set(allowed_folders.allowed_folders()) == {place / "other", place / "file", place / "out"}
     visitor.state("finished")
 
