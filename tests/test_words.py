@@ -187,7 +187,8 @@ def glossary() -> list[list[str]]:
 def test_the_catalogues_use_the_words_of_the_glossary(language, column):
     other = []
     names = re.compile(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases")
-    lines = [(english, names.sub("", english), said) for english, said in load_catalogue(language).items()]
+    catalogue = load_catalogue(language)
+    lines = [(english, names.sub("", english), re.sub(r"\{\w*\}", "", said)) for english, said in catalogue.items()]
     for row in glossary():
         word, translated = row[0], row[column]
         # Not as a part of a name, such as compile_mode, a file or Torch Compile; "compile" alone is also an option.
