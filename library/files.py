@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import platformdirs
 
 from library.config.problems import SURROGATES, ConfigError
-from library.config.values import WINDOWS, name_length
+from library.config.values import RESERVED, WINDOWS, name_length
 
 T = TypeVar("T")
 PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between the attempts of `patiently`
@@ -275,6 +275,8 @@ def _problem_on_windows(number: int, path: Path) -> str:
     """Return the same for what only Windows refuses, by its own number of the error."""
     if number in HELD_ON_WINDOWS or (number == DENIED_ON_WINDOWS and path.is_file()):
         return "cannot write {path}: another program has it open; close that, or choose another name"
+    if RESERVED.fullmatch(path.name):
+        return "cannot write {path}: Windows reserves this name for a device; choose another one"
     if name_length(path.name) > LONGEST_NAME and number in {NO_NAME_ON_WINDOWS, *NOT_FOUND_ON_WINDOWS}:
         return TOO_LONG
     if number == NO_NAME_ON_WINDOWS:

@@ -207,6 +207,8 @@ def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, mo
         (123, "a?.bin", r"Windows allows none of"),
         (112, "new.bin", "the disk is full"),
         (3, "new.bin", "its folder cannot be made"),
+        (87, "con.bin", "reserves this name for a device"),
+        (5, "NUL", "reserves this name for a device"),
         (3, "n" * 230 + ".bin", "Windows cuts paths at 260 characters"),
         (3, "n" * 252 + ".bin", "the name is too long for this disk"),
         (123, "🐱" * 126 + ".bin", "the name is too long for this disk"),
