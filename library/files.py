@@ -30,7 +30,7 @@ DENIED_ON_WINDOWS = 5  # ERROR_ACCESS_DENIED: also for replacing or deleting a f
 NO_NAME_ON_WINDOWS = 123  # ERROR_INVALID_NAME
 NOT_FOUND_ON_WINDOWS = {2, 3, 206}  # ERROR_FILE_NOT_FOUND, ERROR_PATH_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE
 LONGEST_ON_WINDOWS = 259  # characters of a path, unless an administrator has allowed more
-ADDED = 40  # characters that a temporary name may have more than the file's own
+EXTRA_IN_TEMPORARY = 40  # characters by which a temporary name may exceed the file's own
 # safetensors reports errors of the disk as its own exception, with the system's number in the text.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 NO_SPACE = 2**16  # bytes; a disk with less is full
@@ -281,7 +281,7 @@ def _problem_on_windows(number: int, path: Path) -> str:
         return TOO_LONG
     if number == NO_NAME_ON_WINDOWS:
         return 'cannot write {path}: Windows allows none of <>:"|?* in a name; choose another one'
-    if number in NOT_FOUND_ON_WINDOWS and len(str(path.absolute())) > LONGEST_ON_WINDOWS - ADDED:
+    if number in NOT_FOUND_ON_WINDOWS and len(str(path.absolute())) > LONGEST_ON_WINDOWS - EXTRA_IN_TEMPORARY:
         return "cannot write {path}: Windows cuts paths at 260 characters; choose a shorter name or folder"
     return ""
 

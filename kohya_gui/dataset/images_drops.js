@@ -82,6 +82,6 @@ takeDrops(".images", async (_, folders) => {
   if (!sent) return;
   const { base, isOpen, said, refused } = sent;
   if (!isOpen) part("#images-folder", HTMLInputElement).value = base;
-  const isShown = await tab.open(isOpen); // clears messages, or says why the folder cannot be opened
+  const isShown = await tab.open(isOpen); // clears messages, or shows why the folder cannot be opened
   if (isShown) tab.notify(refused ? "bad" : "good", [said, refused].filter(Boolean).join("\n"));
 });

@@ -151,7 +151,7 @@ function give() {
   const sentences = [
     say("The {tab} tab has this folder now, with its caption extension, resolution and buckets.", { tab: title }),
     ...left.map((file) =>
-      say("It no longer names {file}, which describes other images: Undo there names it again.", { file })),
+      say("It no longer uses {file}, which describes other images; Undo in that tab brings it back.", { file })),
   ];
   tab.notify("good", sentences.join("\n"));
 }

@@ -183,7 +183,7 @@ export function saveSoon(box, pause = PAUSE) {
 export async function save(box) {
   const state = stateOf(box);
   if (state.saving) return saveSoon(box);
-  clearTimeout(state.timer); // a save after a pause in typing would put away what is said after this one
+  clearTimeout(state.timer); // a delayed save would clear the message that follows this one
   state.unsaved = false;
   const groups = groupsOf(box), values = asFormValues(box, groups);
   if (values) {

@@ -29,7 +29,7 @@ export async function send(box, folders, row, name = IMAGES) {
     const base = await folderFor(box, into, name);
     const { filled, said, refused } = await fill(box, folders, names.map((each) => (each ? `${base}/${each}` : base)));
     if (!filled.length) return showMessage(box, "", refused || "Nothing was sent.");
-    while (state.saving) await wait(100); // what it says would put away what is said below
+    while (state.saving) await wait(100); // its message would replace the one shown below
     if (!rows.length && areRepeated(names)) choose(box, { train_data_dir: base });
     else if (isApart) await nameNewFolders(box, filled);
     else await nameFolder(box, into && rowNow(box, into), name, filled[0]);
@@ -65,7 +65,7 @@ async function fill(box, folders, places) {
 }
 
 /**
- * The only row, if it takes more images: nothing is added to a user's own folder that was not aimed at.
+ * The only row, if it takes more images: images are added to a user's own folder only if they were dropped on it.
  * @param {Element} box
  * @param {HTMLElement[]} rows
  */

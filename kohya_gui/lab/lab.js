@@ -22,7 +22,7 @@ const PERIOD = 1200, RESTING = 6000; // milliseconds between requests while a me
 /** @type {HTMLElement | undefined} */
 let place;
 let shown = "", looked = 0, busy = false, pickedJob = "", target = "";
-// Of a slow server the answers to two requests may overlap: numbers of the requests, and of the answer that is shown.
+// A slow server's answers to two requests may overlap: the number of the newest request, and of the answer shown.
 let looks = 0, shownLook = 0, acts = 0;
 /** @type {[string, string][]} id and title of each training tab */
 let tabs = [];
@@ -88,7 +88,7 @@ async function start(kind) {
  */
 async function act(name, question) {
   const number = ++acts, tell = (/** @type {"" | "bad"} */ kind, /** @type {string} */ text) =>
-    void (number === acts && showMessage(answer(), kind, text)); // what is said of a later one stays
+    void (number === acts && showMessage(answer(), kind, text)); // the answer to a later press stays
   try {
     const { job } = await ask(name, question);
     tell("", "");

@@ -30,7 +30,7 @@ let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
 let isLost = false; // the last request for it has failed
-// A slow server may answer a look after a change that it does not have yet: what was begun before that is not shown.
+// A slow server may send a listing from before a change after that change: listings requested before it are dropped.
 let moments = 0, shownAt = 0;
 
 /** @param {Element} element */

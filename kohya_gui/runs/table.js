@@ -52,7 +52,7 @@ let requests = 0;
 
 /**
  * Ask for the rows that have changed.
- * @param {boolean} [now] even if an answer is to come: it may be of before a change
+ * @param {boolean} [now] even while a request is under way, whose answer may predate a change
  */
 export async function update(now = false) {
   if (isAsking && !now) return;

@@ -1,4 +1,4 @@
-// Answers that come when they are no longer wanted.
+// Answers that arrive after they are no longer wanted.
 
 /**
  * Note what a request is about. Returns a function that says whether that is still the same: an answer about anything

@@ -66,10 +66,10 @@ class Picker {
   listing = NOTHING;
   at = -1; // index of the marked entry
   requests = 0; // answers to older ones are ignored
-  asked = ""; // the folder of the last request, which is the one shown as soon as the answer is there
-  uses = 0; // how often the dialog was opened
+  asked = ""; // the folder requested last, shown once its listing arrives
+  uses = 0; // the number of times the dialog was opened
   /** @type {Promise<void>} */
-  opening = Promise.resolve(); // what is pressed meanwhile is about its answer, which a slow server gives late
+  opening = Promise.resolve(); // presses wait for its listing, which may be late
   refused = ""; // a refused folder that the user may allow
 
   constructor() {

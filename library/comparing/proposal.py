@@ -85,7 +85,7 @@ def _propose_only_file(scores: Sequence[FileScore], at: int, of_base: list[Messa
 
 
 def _about_base(scores: Sequence[FileScore], lowest: float) -> list[Message]:
-    """Return the remark that the base model's loss is no higher than the lowest of the files."""
+    """Return a remark if no file has a lower loss than the base model."""
     if any(score.is_base and score.loss is not None and score.loss <= lowest for score in scores):
         return [Message("no file has a lower loss than the base model")]
     return []

@@ -48,7 +48,7 @@ def starting_process(is_redirected: bool) -> int:
     return parent
 
 
-# Read before seconds of imports during which a launcher may be killed.
+# Read first, as a launcher may be killed during the seconds of imports that follow.
 PARENT = starting_process(is_redirected=os.name == "nt" and sys.prefix != sys.base_prefix)
 
 

@@ -20,7 +20,7 @@ LAUNCHER = re.compile(r"CalledProcessError|ChildFailedError|torch\.distributed\.
 
 
 def advice(error: MessageLike) -> MessageLike:
-    """Return what a page shows of a run's error: its known cause, or itself, with the names of options as in a form."""
+    """Return a run's error as the page shows it: its known cause or itself, with options named as in the form."""
     return cause(str(error)) or without_flags(error)
 
 

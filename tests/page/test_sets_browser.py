@@ -188,7 +188,7 @@ def test_a_folder_that_is_given_to_a_form_is_the_one_that_it_trains(visit, image
     visitor.until("The LoRA tab has this folder now")
     values = visitor.held()["values"]
     assert values["train_data_dir"] == str(images) and not values[kind]
-    visitor.until(f"It no longer names {other}")
+    visitor.until(f"It no longer uses {other}")
     go(visitor, "Train")
     visitor.click("Undo the last change")
     assert visitor.held()["values"][kind] == str(other) and not visitor.held()["values"]["train_data_dir"]
