@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-FEWEST_GRAPHS = 4  # fewer are compiled before another process is ready: FLUX.1's two took longer that way
+FEWEST_GRAPHS = 4  # for two, a second process took 1 s less (FLUX.1) and 3 s more (FLUX.2) until the first step
 CORES_EACH = 2  # a process keeps one busy with Python, and parts of others with Triton
 RAM_EACH = 3 * 2**30  # bytes of a process with its libraries and its part of Triton's processes
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
