@@ -3,6 +3,7 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
 import { address, addressOfApi, call, pathOfRun } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { openViewer, titleOfStep } from "./viewer.js";
 
 /** @typedef {{ run: string, place: number, step: number, number: number, prompt: string, made: number }} Sample */
@@ -46,7 +47,7 @@ export class Gallery {
   /** @param {string} run */
   constructor(run) {
     this.run = run;
-    this.shown = ""; // what the server had when it was asked last
+    this.requested = ""; // what the server had at the last request
     this.columns = MAX_COLUMNS;
     this.rows = MAX_ROWS;
     /** @type {Grid} */
@@ -63,10 +64,13 @@ export class Gallery {
 
   /** @param {string} newest what the server has now */
   async update(newest) {
-    if (newest === this.shown) return;
-    const { samples } = await call(pathOfRun(this.run, "samples?resumed=true"));
-    this.shown = newest;
-    this.grid = arranged(samples);
+    if (newest === this.requested) return;
+    this.requested = newest;
+    const isNewest = noteSubject(() => this.requested);
+    const answer = await call(pathOfRun(this.run, "samples?resumed=true")).catch(() => null);
+    if (!isNewest()) return;
+    if (!answer) return void (this.requested = ""); // the next update asks again
+    this.grid = arranged(answer.samples);
     this.draw();
   }
 
