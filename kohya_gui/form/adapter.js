@@ -278,9 +278,7 @@ function showBlocks(box, groups) {
  */
 function measure(box) {
   clearTimeout(timer);
-  const state = states.get(box),
-    where = formAround(box),
-    tab = tabOf(box);
+  const state = states.get(box), where = formAround(box), tab = tabOf(box);
   const { values, family } = form.held(where),
     optionNames = [
       "network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only",

@@ -64,10 +64,7 @@ export async function compare(tab) {
           if (isLast()) answer.replaceChildren(table(differences));
         } catch (error) {
           if (!isLast()) return;
-          answer.replaceChildren(
-            ...messageOf(error)
-              .split("\n")
-              .map((line) => make("p", {}, line)));
+          answer.replaceChildren(...messageOf(error).split("\n").map((line) => make("p", {}, line)));
         }
       },
       { className: "go" });

@@ -170,25 +170,16 @@ let presets = Promise.resolve(); // one after the other, as a profile adds to th
  */
 async function preset(tab, id) {
   try {
-    const sent = sentOf(tab),
-      purpose = chosenPurpose(form.formOf(tab)),
-      answer = await ask("preset", { tab, sent, id, purpose });
+    const sent = sentOf(tab), purpose = chosenPurpose(form.formOf(tab));
+    const answer = await ask("preset", { tab, sent, id, purpose });
     if (sent !== sentOf(tab)) return preset(tab, id); // otherwise what was typed since would be lost
     form.fill(tab, answer.fill);
     const remark = answer.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
     const notes = answer.notes ?? [];
     const about = make("span", {}, answer.profile ? answer.text : pieces(answer.text));
-    tell(
-      tab,
-      "good",
-      make("p", {},
-        make("b", {}, answer.title),
-        " ",
-        about,
-        " · ",
-        make("span", {}, remark),
-        " ",
+    tell(tab, "good",
+      make("p", {}, make("b", {}, answer.title), " ", about, " · ", make("span", {}, remark), " ",
         make("button", { type: "button", className: "undo" }, "Undo")),
       ...notes.map((note) => make("p", {}, note)),
       ...changesMade(answer.changes ?? []));

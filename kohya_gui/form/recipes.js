@@ -33,14 +33,8 @@ async function update(where) {
   if (!start.advice) return;
   const purpose = purposeOf(where), counted = images[where.id] ?? 0;
   const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
-  const about = JSON.stringify([
-    name,
-    start.id,
-    purpose,
-    counted,
-    processes,
-    ...WATCHED.map((option) => fieldOf(where, option)?.value),
-  ]);
+  const watched = WATCHED.map((option) => fieldOf(where, option)?.value);
+  const about = JSON.stringify([name, start.id, purpose, counted, processes, ...watched]);
   const isFirst = !lastQuestion[where.id] && !counted; // the form starts with its preset's recipe
   if (lastQuestion[where.id] === about) return;
   lastQuestion[where.id] = about;
