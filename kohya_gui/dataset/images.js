@@ -1,13 +1,14 @@
-// The room Data: a folder's images page by page, their captions, and changes that can be undone.
+// The room Data: opens a folder of images, and changes it; the changes can be undone.
 import { count, progressOf, say } from "../i18n/sentences.js";
 import { addressOf, note, register } from "../server/addresses.js";
-import { all, find, finder, hit, isBox, isField, make, makeButton, setValue, showMessage } from "../server/elements.js";
+import { all, find, finder, hit, isBox, isField, setValue, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { badges, captionField, facts, frame, tellWhy, turns } from "./images_cards.js";
+import { countRequests, noteSubject } from "../server/late.js";
 import * as drops from "./images_drops.js";
 import * as history from "./images_history.js";
 import * as masks from "./images_masks.js";
 import { renderOverview } from "./images_overview.js";
+import * as page from "./images_page.js";
 import * as panels from "./images_panels.js";
 import * as sources from "./images_sources.js";
 
@@ -24,31 +25,23 @@ import * as sources from "./images_sources.js";
  * @property {(kind: "good" | "bad" | "plain", text: string) => void} notify
  * @property {(keep?: boolean) => Promise<boolean>} open
  * @property {(row: Row) => HTMLTextAreaElement} captionOf
+ * @property {(overview: Overview) => void} show
  * @property {() => Promise<void>} page show the current images again
  * @property {() => string} described
  * @property {Record<string, () => unknown>} actions by data-do of the buttons
  */
 
-const PAGE = 48;
 const KEY = "images-tab";
 
 /** @type {HTMLElement} */
 let root;
 /** @type {Overview | null} */
 let now = null;
-/** @type {Row[]} */
-let rows = [];
-/** @type {{ start: number, show: string, place: string | null, words: string }} */
-const view = { start: 0, show: "all", place: null, words: "" };
-/** @type {Set<string>} */
-const chosen = new Set();
 let named = ""; // the folder or file whose images are shown, as its field has it
-let pages = 0,
-  messages = 0,
-  opened = 0,
-  changed = 0,
-  working = "", // the job that is being waited for
-  isRecalled = false; // whether the folder was open before a reload
+let messages = 0, changed = 0;
+let working = ""; // the job that is being waited for
+let isRecalled = false; // whether the folder was open before a reload, and is to be opened again
+const beginOpening = countRequests();
 
 const part = finder(() => root);
 const folder = () => part("#images-folder", HTMLInputElement);
@@ -61,9 +54,7 @@ const query = (more = {}) => ({
   folder: now?.folder,
   collection: now?.collection,
   trigger: trigger().value,
-  show: view.show,
-  place: view.place,
-  words: view.words,
+  ...page.filter(),
   ...more,
 });
 
@@ -73,9 +64,10 @@ const query = (more = {}) => ({
  * @param {string} text
  */
 function notify(kind, text) {
-  const messageNumber = ++messages, where = part(":scope > .said-of");
+  messages++;
+  const isLast = noteSubject(() => messages), where = part(":scope > .said-of");
   showMessage(where, kind, text);
-  if (kind === "good" && text) setTimeout(() => messageNumber === messages && showMessage(where, kind, ""), 9000);
+  if (kind === "good" && text) setTimeout(() => isLast() && showMessage(where, kind, ""), 9000);
 }
 
 const settingFields = () => all(root, "[data-setting]").filter(isField);
@@ -128,29 +120,26 @@ async function attempt(what) {
  * @param {boolean} [keep] whether to keep showing the same images
  */
 async function open(keep = false) {
-  const openNumber = ++opened, messagesBefore = messages, asked = folder().value;
+  const isNewest = beginOpening(), hasNoMessage = noteSubject(() => messages), asked = folder().value;
+  isRecalled = false;
   sources.follow();
-  let changesBefore, overview;
+  let isUnchanged, overview;
   do { // repeat if the folder may have changed meanwhile
-    changesBefore = changed;
+    isUnchanged = noteSubject(() => changed);
     overview = await attempt(() =>
       work("images_open", {
         folder: folder().value, settings: settings(), trigger: trigger().value, ...sources.question(),
       }));
-  } while (overview && openNumber === opened && changesBefore !== changed);
-  if (openNumber !== opened) return true; // another one was opened meanwhile
+  } while (overview && isNewest() && !isUnchanged());
+  if (!isNewest()) return true; // another one was opened meanwhile
   if (!overview) {
     if (!keep || nameNow() !== named) close();
     return false;
   }
-  if (!keep) {
-    Object.assign(view, { start: 0, show: "all", place: null, words: "" });
-    chosen.clear();
-    part(".sieve .words", HTMLInputElement).value = "";
-  }
-  if (messagesBefore === messages) notify("good", "");
+  if (!keep) page.reset();
+  if (hasNoMessage()) notify("good", "");
   showOverview(overview);
-  await showPage();
+  await page.show();
   panels.refresh();
   remember();
   const files = ["dataset_config", "in_json"].map((name) => part(`[data-setting=${name}]`, HTMLInputElement).value);
@@ -195,23 +184,25 @@ function watchOpening() {
   new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     const isNew = sources.follow();
-    if (now ? isNew : isRecalled && !opened) open(Boolean(now));
+    if (now ? isNew : isRecalled) open(Boolean(now));
   }).observe(root);
 }
 
 /**
- * Send a request that changes the folder, and show the folder as it is then. Returns whether that worked.
+ * Send a request that changes the folder, and show the folder as it is then. Returns whether that worked, and the
+ * folder is still open.
  * @param {string} name
  * @param {Record<string, unknown>} question
  * @param {(found: any) => string} tell
  */
 async function change(name, question, tell) {
-  const answer = await attempt(() => work(name, query(question)));
+  const isSame = noteSubject(() => now?.folder), answer = await attempt(() => work(name, query(question)));
   changed += 1;
   if (!answer) return false;
-  showOverview(answer);
   notify("good", tell(answer));
-  await showPage();
+  if (!isSame()) return false;
+  showOverview(answer);
+  await page.show();
   panels.refresh();
   return true;
 }
@@ -223,97 +214,9 @@ function showOverview(overview) {
   named = nameNow();
   part("[data-do=give]").hidden = Boolean(overview.fixed);
   sources.show(overview);
-  renderOverview(root, overview, view, narrow);
+  renderOverview(root, overview, page.filter(), page.narrow);
   part("[data-do=compare]").textContent = overview.compared ? "Find duplicates again" : "Find duplicates";
   history.showHistory(overview.past);
-}
-
-/**
- * Filter the images: by kind, folder or words.
- * @param {Partial<typeof view>} changes
- */
-function narrow(changes) {
-  Object.assign(view, { start: 0 }, changes);
-  part(".sieve .show", HTMLSelectElement).value = view.show;
-  for (const chip of all(root, ".findings [data-kind]"))
-    chip.setAttribute("aria-pressed", String(chip.dataset.kind === view.show));
-  showPage();
-  panels.showTags();
-}
-
-// ---- the cards
-
-async function showPage() {
-  const pageNumber = ++pages;
-  const answer = await attempt(() => ask("images_page", query({ start: view.start, count: PAGE })));
-  if (!answer || pageNumber !== pages) return;
-  view.start = answer.start;
-  rows = answer.rows;
-  part(".cards").replaceChildren(...rows.map(card));
-  if (!rows.length && now?.kinds.all) part(".cards").append(make("p", { className: "quiet" }, "No image matches."));
-  for (const pager of all(root, ".pager"))
-    pager.replaceChildren(...(answer.total ? turns(answer.start, answer.total, PAGE, turnTo) : []));
-  showChosen();
-}
-
-/** @param {number} start of the page to show */
-function turnTo(start) {
-  view.start = start;
-  showPage().then(() => part(".sieve").scrollIntoView({ block: "start" }));
-}
-
-/** @param {Row} row */
-function card(row) {
-  const box = make("input", {
-    type: "checkbox", hidden: Boolean(row.fixed), checked: chosen.has(row.name),
-    "aria-label": say("Choose {name}", { name: row.name }),
-  });
-  box.onchange = () => {
-    if (box.checked) chosen.add(row.name);
-    else chosen.delete(row.name);
-    showChosen();
-  };
-  const picture = makeButton("", () => panels.showLarge(row), { className: "look", title: "Enlarge" });
-  picture.append(masks.overlay(frame(row, 320), row, 320));
-  return make("article", { "data-name": row.name },
-    picture,
-    make("div", { className: "about" },
-      make("label", { className: "name", title: row.name }, box, make("span", {}, row.name)),
-      captionField(row, storeCaption),
-      make("small", { className: "quiet" }, facts(row)),
-      make("div", { className: "badges" }, badges(row))));
-}
-
-/**
- * @param {Row} row
- * @param {HTMLTextAreaElement} text
- */
-async function storeCaption(row, text) {
-  if (!now || text.value === (row.caption ?? "")) return;
-  const { folder, collection } = now;
-  text.dataset.state = "storing";
-  const answer = await attempt(() =>
-    ask("images_caption", {
-      folder, collection, name: row.name, text: text.value, expected: row.caption, trigger: trigger().value,
-    }));
-  text.dataset.state = answer && !answer.said ? "stored" : "failed";
-  if (!answer) return;
-  const isNew = row.caption !== answer.row.caption;
-  Object.assign(row, answer.row);
-  tellWhy(text, answer.said ?? "");
-  if (!answer.said) {
-    if (now?.folder === folder) showOverview(answer); // unless another one was opened meanwhile
-  } else if (isNew) text.value = row.caption ?? "";
-  const about = root.querySelector(`.cards [data-name="${CSS.escape(row.name)}"] .about`);
-  about?.querySelector(".badges")?.replaceChildren(...badges(row));
-  const other = about?.querySelector("textarea");
-  if (other && other !== text) other.value = row.caption ?? "";
-  panels.showTags();
-}
-
-function showChosen() {
-  part(".chosen").hidden = !chosen.size;
-  part(".chosen span").textContent = say("{images} chosen", { images: count(chosen.size, "image") });
 }
 
 // ---- what the buttons do
@@ -323,15 +226,13 @@ async function compare() {
     kinds.double
       ? say("{images} are duplicates of others, or similar to them.", { images: count(kinds.double, "image") })
       : "No duplicates and no similar images were found.");
-  if (done && now?.kinds.double) narrow({ show: "double" });
+  if (done && now?.kinds.double) page.narrow({ show: "double" });
 }
 
 async function remove() {
-  const done = await change("images_remove", { names: [...chosen] }, (answer) =>
+  const done = await change("images_remove", { names: page.chosen() }, (answer) =>
     say("{images} moved to the trash. Undo brings back what was moved.", { images: count(answer.done, "image") }));
-  if (!done) return;
-  chosen.clear();
-  showChosen();
+  if (done) page.choose();
 }
 
 const undo = () =>
@@ -344,18 +245,15 @@ const undo = () =>
 
 /** @type {Tab} */
 const tab = {
-  overview: () => now, rows: () => rows, query, change, attempt, notify, open, described, page: showPage,
-  captionOf: (row) => captionField(row, storeCaption),
+  overview: () => now, query, change, attempt, notify, open, described, show: showOverview,
+  rows: page.rowsNow, page: page.show, captionOf: page.captionOf,
   actions: {
     open: () => {
       sources.adopt();
       open();
     },
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
-    none: () => {
-      chosen.clear();
-      showPage();
-    },
+    none: page.choose,
     compare, remove, undo,
   },
 };
@@ -381,15 +279,7 @@ export function mount(element) {
   folder().addEventListener("keydown", ({ key }) => key === "Enter" && tab.actions.open());
   sources.mount(root, tab); // its listener first, which keeps a setting changed here from being followed away
   part(".how").addEventListener("change", () => now && open(true));
-  const show = part(".sieve .show", HTMLSelectElement), place = part(".sieve .place", HTMLSelectElement);
-  show.onchange = () => narrow({ show: show.value });
-  place.onchange = () => narrow({ place: place.value ? place.value.slice(1) : null });
-  const words = part(".sieve .words", HTMLInputElement);
-  let pause = 0;
-  words.oninput = () => {
-    clearTimeout(pause);
-    pause = setTimeout(() => narrow({ words: words.value }), 200);
-  };
+  page.mount(root, tab);
   drops.mount(root, tab);
   history.mount(root, tab);
   masks.mount(root, tab);

@@ -3,6 +3,7 @@ import { moment } from "../i18n/dates.js";
 import { count, say } from "../i18n/sentences.js";
 import { finder, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
+import { countRequests } from "../server/late.js";
 import { frame } from "./images_cards.js";
 
 /** @typedef {import("./images.js").Tab} Tab */
@@ -22,6 +23,7 @@ const EACH = 24; // captions shown at once
 let root;
 /** @type {Tab} */
 let tab;
+const begin = countRequests();
 let shown = ""; // the id of the change that is compared
 
 const part = finder(() => root);
@@ -53,10 +55,10 @@ export function showHistory(past) {
  * @param {number} [start]
  */
 export async function compare(id, start = 0) {
-  const box = part(".compared");
+  const box = part(".compared"), isNewest = begin();
   /** @type {Comparison | null} */
   const comparison = await tab.attempt(() => ask("images_changed", tab.query({ change: id, start })));
-  if (!comparison) return;
+  if (!comparison || !isNewest()) return;
   const reveal = shown !== id;
   shown = id;
   box.hidden = false;
@@ -110,6 +112,7 @@ async function putBack(names) {
 }
 
 function close() {
+  begin(); // no answer opens it again
   shown = "";
   part(".compared").hidden = true;
   part(".compared").replaceChildren();

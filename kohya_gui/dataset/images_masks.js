@@ -2,6 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { finder, make } from "../server/elements.js";
 import { address, ask } from "../server/http.js";
+import { countRequests } from "../server/late.js";
 import * as commands from "../tools/commands.js";
 import { paint } from "./images_painter.js";
 
@@ -18,6 +19,7 @@ const SIDE = 1280; // pixels of the longer side while painting
 let root;
 /** @type {Tab} */
 let tab;
+const begin = countRequests();
 let version = 0; // part of each mask's address, so that a changed mask is loaded again
 
 const part = finder(() => root);
@@ -51,8 +53,8 @@ export function overlay(frame, row, side) {
 /** Update what is shown of the folder's masks. */
 export async function refresh() {
   if (!tab.overview() || !part("[data-panel=masks]", HTMLDetailsElement).open) return;
-  const state = await tab.attempt(() => ask("masks", question()));
-  if (state) tell(state);
+  const isNewest = begin(), state = await tab.attempt(() => ask("masks", question()));
+  if (state && isNewest()) tell(state);
 }
 
 /** @param {Masks} state */

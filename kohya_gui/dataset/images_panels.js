@@ -2,6 +2,7 @@
 import { count, say } from "../i18n/sentences.js";
 import { all, finder, make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
+import { countRequests, noteSubject } from "../server/late.js";
 import * as commands from "../tools/commands.js";
 import { badges, facts, frame, thumb } from "./images_cards.js";
 import * as history from "./images_history.js";
@@ -16,7 +17,7 @@ let root;
 /** @type {Tab} */
 let tab;
 let ready = ""; // the edit that was previewed, and may be applied
-let turn = 0;
+const beginTags = countRequests();
 
 const part = finder(() => root);
 const input = (/** @type {string} */ selector) => part(selector, HTMLInputElement);
@@ -27,9 +28,9 @@ const action = () => part("#tags-action", HTMLSelectElement).value;
 /** Show how often each tag occurs in the current captions. */
 export async function showTags() {
   if (!tab?.overview() || !part("[data-panel=tags]", HTMLDetailsElement).open) return;
-  const ownTurn = ++turn;
+  const isNewest = beginTags();
   const answer = await tab.attempt(() => ask("images_tags", tab.query({ prefix: input("#tags-filter").value })));
-  if (!answer || ownTurn !== turn) return;
+  if (!answer || !isNewest()) return;
   /** @type {[string, number][]} */
   const tags = answer.tags;
   part(".frequencies").replaceChildren(...tags.map(([tag, n]) => {
@@ -64,10 +65,11 @@ function forget() {
 }
 
 async function preview() {
+  const question = () => JSON.stringify(tab.query(edit())), isSame = noteSubject(question);
   const answer = await tab.attempt(() => ask("images_edit", tab.query({ ...edit(), apply: false })));
-  if (!answer) return;
+  if (!answer || !isSame()) return;
   tab.notify("good", "");
-  ready = answer.changes ? JSON.stringify(tab.query(edit())) : "";
+  ready = answer.changes ? question() : "";
   part("[data-do=edit]", HTMLButtonElement).disabled = !answer.changes;
   const [changes, shown] = [count(answer.changes, "caption"), count(answer.of, "shown image")];
   /** @type {Sample[]} */

@@ -3,6 +3,7 @@
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, isBox, isField, make, makeButton, setValue } from "../server/elements.js";
 import { ask } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import { formAround, tabOf } from "./inputs.js";
@@ -277,9 +278,7 @@ function showBlocks(box, groups) {
  */
 function measure(box) {
   clearTimeout(timer);
-  const state = states.get(box),
-    where = formAround(box),
-    tab = tabOf(box);
+  const state = states.get(box), where = formAround(box), tab = tabOf(box);
   const { values, family } = form.held(where),
     optionNames = [
       "network_dim", "network_alpha", MODULE, ARGUMENTS, "network_train_unet_only", "network_train_text_encoder_only",
@@ -295,18 +294,14 @@ function measure(box) {
     return;
   timer = setTimeout(async () => {
     state.asked = question;
-    const line = find(box, ".size");
+    const isNewest = noteSubject(() => state.asked), line = find(box, ".size");
     line.classList.add("old");
     if (!line.textContent) line.textContent = "Counting …";
-    try {
-      /** @type {{ said: string, blocks?: number[][] }} */
-      const { said: sentence, blocks } = await ask("adapter_size", { tab, sent: sentOf(tab) });
-      if (state.asked !== question) return;
-      line.textContent = sentence;
-      if (blocks) showLayers(box, blocks);
-    } catch {
-      if (state.asked === question) line.textContent = ""; // Check says why
-    }
+    /** @type {{ said: string, blocks?: number[][] }} */
+    const size = await ask("adapter_size", { tab, sent: sentOf(tab) }).catch(() => ({ said: "" })); // Check says why
+    if (!isNewest()) return;
+    line.textContent = size.said;
+    if (size.blocks) showLayers(box, size.blocks);
     line.classList.remove("old");
   }, PAUSE);
 }

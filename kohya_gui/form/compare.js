@@ -2,6 +2,7 @@
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { countRequests } from "../server/late.js";
 import { family } from "./inputs.js";
 import { sentOf, tell, tellError } from "./messages.js";
 import { formOf, startOf } from "./page.js";
@@ -43,30 +44,33 @@ function counterpart(tab, choices) {
   return preset > 0 && !choices[1]?.[1].startsWith("run:") ? preset : Math.min(1, choices.length - 1);
 }
 
+const beginOpening = countRequests(), beginComparison = countRequests();
+
 /** @param {string} tab */
 export async function compare(tab) {
+  const isNewest = beginOpening();
   try {
     const { choices } = await ask("choices", { tab });
+    if (!isNewest()) return;
     const first = makeSide("Compare this", choices, 0);
     const second = makeSide("with that", choices, counterpart(tab, choices));
     const answer = make("div", { className: "differences" });
     const go = makeButton(
       "Compare",
       async () => {
+        const isLast = beginComparison(), sides = { first: first.value(), second: second.value() };
         try {
-          answer.replaceChildren(
-            table(await ask("compare", { tab, sent: sentOf(tab), first: first.value(), second: second.value() })));
+          const differences = await ask("compare", { tab, sent: sentOf(tab), ...sides });
+          if (isLast()) answer.replaceChildren(table(differences));
         } catch (error) {
-          answer.replaceChildren(
-            ...messageOf(error)
-              .split("\n")
-              .map((line) => make("p", {}, line)));
+          if (!isLast()) return;
+          answer.replaceChildren(...messageOf(error).split("\n").map((line) => make("p", {}, line)));
         }
       },
       { className: "go" });
     tell(tab, "plain", make("div", { className: "sides" }, first.box, second.box, go), answer);
   } catch (error) {
-    tellError(tab, error);
+    if (isNewest()) tellError(tab, error);
   }
 }
 

@@ -3,7 +3,7 @@
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, make, setValue, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { countRequests } from "../server/late.js";
 import { groupOf, groupsOf, rowOf, showCount } from "./datasets_rows.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
@@ -15,9 +15,10 @@ import { store } from "./storage.js";
 /** @typedef {import("./datasets_rows.js").Group} Group */
 /** @typedef {{ groups: Group[], file: string, known: string, flat?: boolean, problems: string[] }} Listing */
 /**
- * @typedef {{ listing: Listing, watched?: string, named?: string, asked: number, timer?: ReturnType<typeof setTimeout>,
- *   refreshTimer?: ReturnType<typeof setTimeout>, unsaved?: boolean, saving?: boolean, keepsMessage?: boolean,
- *   isSending?: boolean, sending?: import("../server/uploads.js").Sending }} State
+ * @typedef {{ listing: Listing, watched?: string, named?: string, begin: () => () => boolean,
+ *   timer?: ReturnType<typeof setTimeout>, refreshTimer?: ReturnType<typeof setTimeout>, unsaved?: boolean,
+ *   saving?: boolean, keepsMessage?: boolean, isSending?: boolean,
+ *   sending?: import("../server/uploads.js").Sending }} State
  * `keepsMessage`: keep the message at the next change of the form, which is ours */
 
 const PAUSE = 700; // milliseconds without typing after which rows are saved
@@ -33,7 +34,7 @@ const states = new WeakMap();
  * @returns {State}
  */
 export function stateOf(box) {
-  const state = states.get(box) ?? { listing: NOTHING, asked: 0 };
+  const state = states.get(box) ?? { listing: NOTHING, begin: countRequests() };
   states.set(box, state);
   return state;
 }
@@ -84,9 +85,7 @@ export function showMessage(box, text, wrong = "", below = false) {
  * @param {Element} box
  */
 export async function refresh(box) {
-  const state = stateOf(box), tab = tabOf(box);
-  state.asked++;
-  const isNewest = noteSubject(() => state.asked);
+  const state = stateOf(box), tab = tabOf(box), isNewest = state.begin();
   const question = { tab, sent: sentOf(tab) };
   try {
     const isNamed = [FILE, ...REPLACED].some((name) => valueOf(box, name));

@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
 import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { countRequests } from "../server/late.js";
 import { pick } from "../server/picker.js";
 import { go } from "../server/addresses.js";
 import { makeCaches } from "./caches.js";
@@ -32,8 +32,8 @@ import { onOpened } from "./tab.js";
 
 /** @type {Record<string, ReturnType<typeof setTimeout>>} */
 const timers = {};
-/** @type {Record<string, number>} number of the last request for each form: older answers are ignored */
-const newest = {};
+/** @type {Record<string, ReturnType<typeof countRequests>>} begins a request for each form */
+const begin = {};
 
 /** @type {Set<string>} tabs whose forms have changed while hidden: checked when opened */
 const later = new Set();
@@ -56,8 +56,8 @@ function typedOption() {
 
 /** @param {string} tab */
 async function judge(tab) {
-  newest[tab] = (newest[tab] ?? 0) + 1;
-  const isNewest = noteSubject(() => newest[tab]);
+  begin[tab] ??= countRequests();
+  const isNewest = begin[tab]();
   try {
     const sent = sentOf(tab), typing = typedOption(), judgement = await ask("judge", { tab, sent, typing });
     if (!isNewest() || sent !== sentOf(tab)) return; // a newer request follows
@@ -161,31 +161,25 @@ async function forgetKey(button) {
 
 // ---- presets, fixes
 
+let presets = Promise.resolve(); // one after the other, as a profile adds to the preset chosen before it
+
 /**
  * @param {string} tab
  * @param {string} id
+ * @returns {Promise<void>}
  */
 async function preset(tab, id) {
   try {
-    const sent = sentOf(tab),
-      purpose = chosenPurpose(form.formOf(tab)),
-      answer = await ask("preset", { tab, sent, id, purpose });
-    if (sent !== sentOf(tab)) return void preset(tab, id); // otherwise what was typed since would be lost
+    const sent = sentOf(tab), purpose = chosenPurpose(form.formOf(tab));
+    const answer = await ask("preset", { tab, sent, id, purpose });
+    if (sent !== sentOf(tab)) return preset(tab, id); // otherwise what was typed since would be lost
     form.fill(tab, answer.fill);
     const remark = answer.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
     const notes = answer.notes ?? [];
     const about = make("span", {}, answer.profile ? answer.text : pieces(answer.text));
-    tell(
-      tab,
-      "good",
-      make("p", {},
-        make("b", {}, answer.title),
-        " ",
-        about,
-        " · ",
-        make("span", {}, remark),
-        " ",
+    tell(tab, "good",
+      make("p", {}, make("b", {}, answer.title), " ", about, " · ", make("span", {}, remark), " ",
         make("button", { type: "button", className: "undo" }, "Undo")),
       ...notes.map((note) => make("p", {}, note)),
       ...changesMade(answer.changes ?? []));
@@ -291,7 +285,7 @@ const CLICKS = [
   ["[data-preset]", (button) => {
     const sheet = /** @type {HTMLElement | null} */ (button.closest(".sheet"));
     sheet?.hidePopover();
-    preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset ?? "");
+    presets = presets.then(() => preset(sheet?.dataset.tab ?? tabOf(button), button.dataset.preset ?? ""));
   }],
   [".undo", (button) => takeStep(button.dataset.tab ?? tabOf(button), "done")],
   [".redo", (button) => takeStep(tabOf(button), "undone")],

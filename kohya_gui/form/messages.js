@@ -66,12 +66,7 @@ export function tell(tab, kind, ...parts) {
  * @param {unknown} error
  */
 export const tellError = (tab, error) =>
-  tell(
-    tab,
-    "bad",
-    ...messageOf(error)
-      .split("\n")
-      .map((line) => make("p", {}, ...withAllowButton(line))));
+  tell(tab, "bad", ...messageOf(error).split("\n").map((line) => make("p", {}, ...withAllowButton(line))));
 
 const nameOf = (/** @type {string} */ sent) => String(JSON.parse(sent).values.output_name || "last");
 

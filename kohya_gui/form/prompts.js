@@ -2,6 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, isField, make, makeButton, setValue } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { countRequests, noteSubject } from "../server/late.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import { formAround, tabOf } from "./inputs.js";
@@ -12,7 +13,7 @@ import { reveal } from "./shown.js";
 /** @typedef {Record<string, string>} Row texts by field; `rest` is the rest of the line */
 /**
  * @typedef {{ file: string | null, known: string, unsaved?: boolean, timer?: ReturnType<typeof setTimeout>,
- *   saving?: Promise<void>, again?: boolean }} State
+ *   saving?: Promise<void>, again?: boolean, begin: () => () => boolean, beginCaptions: () => () => boolean }} State
  * `known` is the file's content when it was last loaded or saved; null before any file was loaded */
 
 const FILE = "sample_prompts", PAUSE = 600; // milliseconds without typing after which rows are saved
@@ -26,7 +27,7 @@ const states = new WeakMap();
  * @returns {State}
  */
 function stateOf(box) {
-  const state = states.get(box) ?? { file: null, known: "" };
+  const state = states.get(box) ?? { file: null, known: "", begin: countRequests(), beginCaptions: countRequests() };
   states.set(box, state);
   return state;
 }
@@ -89,10 +90,11 @@ async function load(box, file) {
   /** @type {{ file: string, known: string, rows: Row[] } | null} */
   const stored = JSON.parse(store(key(box)) ?? NOTHING);
   const typed = stored?.file === file ? stored.rows : []; // from before a reload, not in a file yet
+  const isNewest = state.begin();
   try {
     /** @type {{ rows: Row[], known: string }} */
     const { rows, known: fileState } = file.trim() ? await ask("prompts", { file }) : { rows: [], known: "" };
-    if (state.file !== file) return;
+    if (!isNewest()) return;
     state.known = fileState;
     const existing = new Set(rows.map((row) => row.prompt)), same = fileState === stored?.known;
     find(box, "ol").replaceChildren();
@@ -100,7 +102,7 @@ async function load(box, file) {
     for (const row of typed) if (same || !existing.has(row.prompt)) add(box, row);
     if (typed.length) soon(box);
   } catch (error) {
-    if (state.file === file) tell(box, messageOf(error), true);
+    if (isNewest()) tell(box, messageOf(error), true);
   }
 }
 
@@ -159,11 +161,11 @@ async function save(box) {
  * @param {Row[]} rows
  */
 async function write(box, state, field, rows) {
-  const tab = tabOf(box), { file, known: fileState } = state;
+  const tab = tabOf(box), { file, known: fileState } = state, isSameFile = noteSubject(() => state.file);
   try {
     /** @type {{ file: string, known: string, said: string }} */
     const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known: fileState, rows });
-    if (state.file !== file) return; // another file was chosen meanwhile
+    if (!isSameFile()) return; // another one was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
     if (state.unsaved) keep(box, state); // what was typed meanwhile belongs to this version of the file
     else store(key(box), NOTHING);
@@ -190,10 +192,11 @@ function sampleAfterEpochs(box) {
 
 /** @param {Element} box */
 async function propose(box) {
-  const list = find(box, ".captions"), tab = tabOf(box);
+  const list = find(box, ".captions"), tab = tabOf(box), isNewest = stateOf(box).beginCaptions();
   try {
     /** @type {{ captions: Row[] }} */
     const { captions } = await ask("prompts_captions", { tab, sent: sentOf(tab) });
+    if (!isNewest()) return;
     list.replaceChildren(...captions.map((row) => {
       const take = makeButton("", () => {
         add(box, row);
@@ -207,6 +210,7 @@ async function propose(box) {
     list.hidden = false;
     tell(box, "");
   } catch (error) {
+    if (!isNewest()) return;
     list.hidden = true;
     tell(box, messageOf(error), true);
   }
@@ -237,6 +241,7 @@ function act(box, button) {
 function forget(box) {
   const field = inputs.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
+  state.begin();
   Object.assign(state, { file: "", known: "", unsaved: false });
   store(key(box), NOTHING);
   if (!field?.value) return;

@@ -1,6 +1,7 @@
 // The purpose of a training: the values that a recipe sets on top of the preset, and the steps that suit the images.
 import { all, around, find, make } from "../server/elements.js";
 import { ask } from "../server/http.js";
+import { noteSubject } from "../server/late.js";
 import { family, fieldOf, tabOf } from "./inputs.js";
 import { sentOf } from "./messages.js";
 import { onSettled, remember, restart, startOf } from "./page.js";
@@ -32,26 +33,18 @@ async function update(where) {
   if (!start.advice) return;
   const purpose = purposeOf(where), counted = images[where.id] ?? 0;
   const processes = all(where, "[data-launch=num_processes]", HTMLInputElement)[0]?.value;
-  const about = JSON.stringify([
-    name,
-    start.id,
-    purpose,
-    counted,
-    processes,
-    ...WATCHED.map((option) => fieldOf(where, option)?.value),
-  ]);
+  const watched = WATCHED.map((option) => fieldOf(where, option)?.value);
+  const about = JSON.stringify([name, start.id, purpose, counted, processes, ...watched]);
   const isFirst = !lastQuestion[where.id] && !counted; // the form starts with its preset's recipe
   if (lastQuestion[where.id] === about) return;
   lastQuestion[where.id] = about;
   if (isFirst && !chosen[where.id]) return;
-  try {
-    const recipe = await ask("purpose", { tab, sent: sentOf(tab), id: start.id, purpose, images: counted });
-    if (lastQuestion[where.id] !== about || family(where) !== name) return;
-    delete chosen[where.id];
-    restart(where, { ...recipe, why: start.why });
-  } catch {
-    delete chosen[where.id]; // keep the preset's own values
-  }
+  const isNewest = noteSubject(() => lastQuestion[where.id] + family(where));
+  const question = { tab, sent: sentOf(tab), id: start.id, purpose, images: counted };
+  const recipe = await ask("purpose", question).catch(() => null); // then the preset's own values stay
+  if (!isNewest()) return;
+  delete chosen[where.id];
+  if (recipe) restart(where, { ...recipe, why: start.why });
 }
 
 /**
@@ -90,10 +83,12 @@ document.addEventListener("kohya:counted", (event) => {
   void update(where);
 });
 document.addEventListener("change", ({ target }) => {
-  if (!(target instanceof HTMLInputElement) || target.name !== "purpose" || !target.form) return;
-  remember(target.form);
-  chosen[target.form.id] = { model: family(target.form), purpose: target.value };
-  void update(target.form);
+  const where = target instanceof HTMLInputElement && target.name === "purpose" && target.form;
+  if (!where) return;
+  remember(where);
+  chosen[where.id] = { model: family(where), purpose: target.value };
+  show(where); // not as the next one is pressed, which would take the button from under the mouse
+  void update(where);
 });
 export const chosenPurpose = (/** @type {HTMLFormElement} */ where) =>
   all(where, ".recipe input:checked", HTMLInputElement)[0]?.value ?? "";

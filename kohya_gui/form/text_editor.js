@@ -3,6 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, around, make, makeButton, withAllowButton } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { countRequests } from "../server/late.js";
 import { sentOf, tellError } from "./messages.js";
 import { formOf } from "./page.js";
 import { source } from "./storage.js";
@@ -17,7 +18,7 @@ const SIGNS = { ok: "✓", hint: "!", bad: "✗" };
 class TextEditor {
   tab = "";
   written = ""; // the text that the form had
-  looks = 0; // answers to older ones are ignored
+  begin = countRequests();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   timer;
 
@@ -65,8 +66,10 @@ class TextEditor {
    * @param {string} tab
    */
   async open(tab) {
-    this.tab = tab;
+    const isNewest = this.begin();
     const { text, note } = await ask("text_of", { tab, sent: sentOf(tab), source: source(tab) });
+    if (!isNewest()) return;
+    this.tab = tab;
     this.written = this.area.value = text;
     this.note.textContent = note;
     this.keep();
@@ -92,7 +95,7 @@ class TextEditor {
 
   edited() {
     this.question.hidden = true;
-    this.looks += 1;
+    this.begin(); // an answer about the text before would be out of date
     this.writeNumbers();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.look(), PAUSE);
@@ -111,12 +114,12 @@ class TextEditor {
    * @param {"text_look" | "text_check"} name
    */
   async request(name) {
-    const look = ++this.looks, { tab } = this;
+    const isNewest = this.begin(), { tab } = this;
     try {
       const answer = await ask(name, { tab, sent: sentOf(tab), text: this.area.value });
-      if (look === this.looks) this.show(answer.findings, Boolean(answer.unreadable));
+      if (isNewest()) this.show(answer.findings, Boolean(answer.unreadable));
     } catch (error) {
-      if (look !== this.looks) return;
+      if (!isNewest()) return;
       this.state.textContent = "";
       const text = make("span", {}, ...withAllowButton(messageOf(error)));
       this.list.replaceChildren(make("li", { className: "bad" }, text));

@@ -1,5 +1,6 @@
 // The page in the user's language: it is written in English and translated in the browser, by the server's catalogue.
 import { ask } from "../server/http.js";
+import { countRequests } from "../server/late.js";
 import { translate } from "./render.js";
 import { remember, sentenceOf } from "./sentences.js";
 
@@ -147,10 +148,13 @@ let started = false;
 /** Whether the page has been in English since it was loaded: then only option names in sentences are replaced. */
 const isPlain = () => language === "en" && !started;
 
+const begin = countRequests();
+
 /** @param {string} name */
 async function use(name) {
-  words = name === "en" ? {} : (await ask("words", { language: name })).words;
-  [language, started] = [name, true];
+  const isNewest = begin(), catalogue = name === "en" ? {} : (await ask("words", { language: name })).words;
+  if (!isNewest()) return;
+  [words, language, started] = [catalogue, name, true];
   document.documentElement.lang = name;
   translateAll(document.body);
 }

@@ -5,6 +5,7 @@ import { progressOf, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, find, finder, make, makeBar, makeButton, noteLongerLog, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
+import { countRequests, keepOrder } from "../server/late.js";
 import { go } from "../server/addresses.js";
 
 /**
@@ -22,8 +23,7 @@ const PERIOD = 1200, RESTING = 6000; // milliseconds between requests while a me
 /** @type {HTMLElement | undefined} */
 let place;
 let shown = "", looked = 0, busy = false, pickedJob = "", target = "";
-// A slow server's answers to two requests may overlap: the number of the newest request, and of the answer shown.
-let looks = 0, shownLook = 0, acts = 0;
+const beginLook = keepOrder(), beginAct = countRequests();
 /** @type {[string, string][]} id and title of each training tab */
 let tabs = [];
 
@@ -60,14 +60,12 @@ function settle() {
 
 async function look() {
   looked = Date.now();
-  const look = ++looks;
+  const take = beginLook();
   try {
     const measurements = await ask("lab", { job: pickedJob });
-    if (look < shownLook) return;
-    shownLook = look;
-    show(measurements);
+    if (take()) show(measurements);
   } catch (error) {
-    showMessage(answer(), "bad", messageOf(error));
+    if (take()) showMessage(answer(), "bad", messageOf(error));
   }
 }
 
@@ -87,8 +85,8 @@ async function start(kind) {
  * @param {Record<string, unknown>} question
  */
 async function act(name, question) {
-  const number = ++acts, tell = (/** @type {"" | "bad"} */ kind, /** @type {string} */ text) =>
-    void (number === acts && showMessage(answer(), kind, text)); // the answer to a later press stays
+  const isNewest = beginAct(), tell = (/** @type {"" | "bad"} */ kind, /** @type {string} */ text) =>
+    void (isNewest() && showMessage(answer(), kind, text)); // the answer to a later press stays
   try {
     const { job } = await ask(name, question);
     tell("", "");

@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { all, find, hit, make, makeButton, showMessage, sizeOf } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { countRequests, noteSubject } from "../server/late.js";
 import { family, fields, isFor, tabOf } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
@@ -85,7 +85,8 @@ class Models {
   typed = [];
   /** @type {Plan | null} what the hub says of the files to download */
   plan = null;
-  turn = 0;
+  begin = countRequests();
+  beginListing = countRequests();
   /** @type {Record<string, string | boolean> | null} what goes into the form when the download has ended */
   after = null;
   look = watcher(this.jobs, "models", (job) => this.ended(job));
@@ -128,10 +129,11 @@ class Models {
    */
   async load(folder) {
     showMessage(this.said, "plain", this.known ? "" : "Looking for models on this computer");
-    const named = String(this.field(BASE)?.value ?? "");
+    const named = String(this.field(BASE)?.value ?? ""), isNewest = this.beginListing();
     try {
       /** @type {Known} */
       const listing = await ask("models", { tab: this.tab, family: this.family, folder, named });
+      if (!isNewest()) return;
       const chosen = this.model.value; // including a choice made during the request
       this.known = listing;
       showMessage(this.said, "", "");
@@ -151,7 +153,7 @@ class Models {
       this.model.value = [chosen, named].find((candidate) => candidate && offered.includes(candidate)) ?? offered[0];
       this.choose();
     } catch (error) {
-      showMessage(this.said, "bad", messageOf(error));
+      if (isNewest()) showMessage(this.said, "bad", messageOf(error));
     }
   }
 
@@ -217,8 +219,7 @@ class Models {
 
   /** Show what will be downloaded and whether there is room; then ask the hub for exact sizes. */
   async settle() {
-    this.turn++;
-    const isNewest = noteSubject(() => this.turn), files = this.wanted();
+    const isNewest = this.begin(), files = this.wanted();
     this.plan = null;
     this.gate.hidden = true;
     showMessage(this.said, "", ""); // a message about another model
@@ -315,18 +316,18 @@ class Models {
   }
 
   async lookUp() {
-    const repository = this.repository.value;
+    const repository = this.repository.value, isSame = noteSubject(() => this.repository.value);
     try {
       /** @type {{ files: { what: string, name: string, size: number }[] }} */
       const { files } = await ask("models_hub", { repository, folder: this.folder.value });
-      if (repository !== this.repository.value) return; // the user is typing another one
+      if (!isSame()) return; // the user is typing another one
       showMessage(this.lookUpSaid, "", "");
       this.typed = files.map((file) => ({ ...file, option: BASE }));
       this.file.replaceChildren(
         ...files.map((file) => make("option", { value: file.what }, `${file.name} (${sizeOf(file.size)})`)));
       this.choose();
     } catch (error) {
-      if (repository !== this.repository.value) return;
+      if (!isSame()) return;
       this.typed = [];
       this.choose();
       showMessage(this.lookUpSaid, "bad", messageOf(error));

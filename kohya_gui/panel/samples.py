@@ -36,7 +36,7 @@ CACHE_HEADERS = {
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """All samples of a run and of those that it continues, a row for each prompt, the newest first. A click
-    compares two of a row (compare_samples.js). A prompt that a resume has changed is a row of its own."""
+    compares two of a row (samples.js). A prompt that a resume has changed is a row of its own."""
     rows: dict[tuple[int, str], list[RunSample]] = {}
     for sample in with_resumed(run):
         number, prompt = (sample.event.get(name) for name in ("number", "prompt"))
@@ -113,7 +113,7 @@ def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
     small = f"{large}?small=true"
     return (
         f'<button type="button" class="sample" data-step="{step}" data-large="{large}"'
-        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"'
+        f' aria-label="{html.escape(str(about))}"'
         f' title="{of_seed}"{data(about, title, of_seed)}>'
         f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
     )
@@ -127,8 +127,8 @@ def _original_html(sample: RunSample, prompt: MessageLike) -> str:
     large = html.escape("own/original?" + urlencode({"run": sample.run.id, "place": sample.place}))
     small = f"{large}&amp;small=1"
     return (
-        f'<button type="button" class="sample original" data-title="{title}" data-large="{large}"'
-        f' data-prompt="{html.escape(str(prompt))}" aria-label="{html.escape(str(about))}"{data(about, title)}>'
+        f'<button type="button" class="sample original" data-step="-1" data-large="{large}"'
+        f' aria-label="{html.escape(str(about))}"{data(about, title)}>'
         f'<img src="{small}" alt="" loading="lazy" decoding="async"><span>{title}</span></button>'
     )
 
@@ -145,7 +145,7 @@ def show_original(query: Mapping[str, str], roots: Sequence[Path]) -> Response:
     try:
         return serve_image(paths.existing_file(str(path), roots, IMAGES, "image"), bool(query.get("small")))
     except ConfigError:
-        return Response(status_code=204)  # the page then removes its place (compare_samples.js)
+        return Response(status_code=204)  # the page then removes its place (samples.js)
 
 
 def seed_of_event(event: JsonMapping) -> int | None:

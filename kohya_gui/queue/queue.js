@@ -8,6 +8,7 @@ import { sentOf } from "../form/messages.js";
 import { addressOf, go, register } from "../server/addresses.js";
 import { all, find, hit, make, makeButton } from "../server/elements.js";
 import { ask, call, messageOf } from "../server/http.js";
+import { keepOrder } from "../server/late.js";
 import { dragBy, isDragging } from "./queue_drag.js";
 import { isBusy, makeRow } from "./queue_row.js";
 
@@ -30,8 +31,7 @@ let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
 let isLost = false; // the last request for it has failed
-// A slow server may send a listing from before a change after that change: listings requested before it are dropped.
-let moments = 0, shownAt = 0;
+const beginListing = keepOrder();
 
 /** @param {Element} element */
 export function mount(element) {
@@ -43,17 +43,15 @@ export function mount(element) {
 
 async function look() {
   if (!place) return;
-  const begun = ++moments;
+  const take = beginListing();
   try {
     const listing = await call("queue");
     await compare(listing);
-    if (!isDragging() && begun > shownAt) {
-      shownAt = begun;
-      show(place, listing);
-    }
+    if (!isDragging() && take()) show(place, listing);
     if (isLost) tell("");
     isLost = false;
   } catch (error) {
+    if (!take()) return;
     isLost = true;
     tell(messageOf(error), true);
   }
@@ -101,7 +99,7 @@ function tell(text, bad = false, offers = []) {
 async function change(path, body = {}, offers = () => []) {
   try {
     const listing = await call(`queue/${path}`, body);
-    shownAt = ++moments;
+    beginListing()(); // a slow server may send a listing from before this change after it
     tell(path === "pause" ? "" : translated(listing.said), false, offers(listing)); // the heading says it
     if (place) show(place, listing);
     look(); // for what differs in an entry that was added

@@ -3,7 +3,8 @@ import { count, say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
 import { address, addressOfApi, call, pathOfRun } from "../server/http.js";
-import { openViewer } from "./viewer.js";
+import { noteSubject } from "../server/late.js";
+import { openViewer, titleOfStep } from "./viewer.js";
 
 /** @typedef {{ run: string, place: number, step: number, number: number, prompt: string, made: number }} Sample */
 /** @typedef {{ key: string, number: number, prompt: string }} Row */
@@ -17,6 +18,9 @@ const MAX_COLUMNS = 24, MAX_ROWS = 24; // shown until more are wanted; the newes
  * @returns {Row}
  */
 const rowOf = ({ number, prompt }) => ({ key: `${number} ${prompt}`, number, prompt });
+
+/** @param {Row} row */
+const wordsOf = ({ prompt, number }) => prompt || translated(say("Prompt {number}", { number: number + 1 }));
 
 /**
  * @param {string} row
@@ -43,7 +47,7 @@ export class Gallery {
   /** @param {string} run */
   constructor(run) {
     this.run = run;
-    this.shown = ""; // what the server had when it was asked last
+    this.requested = ""; // what the server had at the last request
     this.columns = MAX_COLUMNS;
     this.rows = MAX_ROWS;
     /** @type {Grid} */
@@ -60,10 +64,13 @@ export class Gallery {
 
   /** @param {string} newest what the server has now */
   async update(newest) {
-    if (newest === this.shown) return;
-    const { samples } = await call(pathOfRun(this.run, "samples?resumed=true"));
-    this.shown = newest;
-    this.grid = arranged(samples);
+    if (newest === this.requested) return;
+    this.requested = newest;
+    const isNewest = noteSubject(() => this.requested);
+    const answer = await call(pathOfRun(this.run, "samples?resumed=true")).catch(() => null);
+    if (!isNewest()) return;
+    if (!answer) return void (this.requested = ""); // the next update asks again
+    this.grid = arranged(answer.samples);
     this.draw();
   }
 
@@ -74,12 +81,11 @@ export class Gallery {
     const shownSteps = steps.slice(-this.columns), shownRows = rows.slice(0, this.rows);
     const { scroll } = this, isAtEnd = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 40;
     const head = make("tr", {}, make("th", { scope: "col", className: "prompt" }, translated("Prompt")),
-      ...shownSteps.map((step) => make("th", { scope: "col" },
-        step ? say("Step {step}", { step: step.toLocaleString("en") }) : translated("Base model"))));
-    const body = shownRows.map(({ key, number, prompt }) => make("tr", {},
+      ...shownSteps.map((step) => make("th", { scope: "col" }, titleOfStep(step))));
+    const body = shownRows.map((row) => make("tr", {},
       make("th", { scope: "row", className: "prompt" },
-        make("span", { className: "own", title: prompt }, prompt || say("Prompt {number}", { number: number + 1 }))),
-      ...shownSteps.map((step) => this.cell(key, step, samples.get(keyOf(key, step))))));
+        make("span", { className: "own", title: row.prompt }, wordsOf(row))),
+      ...shownSteps.map((step) => this.cell(row, step))));
     const focused = document.activeElement;
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
     if (focused instanceof HTMLElement && this.table.contains(focused)) focused.focus({ preventScroll: true });
@@ -105,34 +111,31 @@ export class Gallery {
 
   /**
    * A cell, the one that is there already unless its image is another one now.
-   * @param {string} row
+   * @param {Row} row
    * @param {number} step
-   * @param {Sample | undefined} sample
    */
-  cell(row, step, sample) {
-    const key = `${keyOf(row, step)} ${sample?.made}`, before = this.cells.get(key);
+  cell(row, step) {
+    const sample = this.grid.samples.get(keyOf(row.key, step));
+    const key = `${keyOf(row.key, step)} ${sample?.made}`, before = this.cells.get(key);
     if (before) return before;
     const cell = make("td");
     if (sample) {
-      const about = step
-        ? say("Sample of step {step}: {prompt}", { step, prompt: this.promptOf(row) })
-        : say("Sample of the base model: {prompt}", { prompt: this.promptOf(row) });
+      const prompt = wordsOf(row);
+      const about = step ? say("Sample of step {step}: {prompt}", { step, prompt })
+        : say("Sample of the base model: {prompt}", { prompt });
       const image = make("img", {
-        src: this.addressOf(row, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
+        src: this.addressOf(row.key, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
       });
       image.addEventListener("error", () => image.replaceWith(
         make("span", { className: "gone" }, translated("The file is gone"))), { once: true });
-      const button = makeButton("", () => this.open(row, step), { className: "shot", "aria-label": about });
+      const button = makeButton("", () => openViewer(() => this.pictures, this.addressOf(row.key, step)), {
+        className: "shot", "aria-label": about,
+      });
       button.append(image);
       cell.append(button);
     }
     this.cells.set(key, cell);
     return cell;
-  }
-
-  /** @param {string} row */
-  promptOf(row) {
-    return this.grid.rows.find(({ key }) => key === row)?.prompt ?? "";
   }
 
   /**
@@ -146,30 +149,14 @@ export class Gallery {
     return addressOfApi(pathOfRun(run, `samples/${place}?${query}`));
   }
 
-  /**
-   * @param {string} row
-   * @param {number} step
-   */
-  open(row, step) {
-    openViewer({
-      row,
-      step,
-      rows: () => this.grid.rows.map(({ key }) => key),
-      steps: (of) => this.grid.steps.filter((at) => this.grid.samples.has(keyOf(of, at))),
-      promptOf: (of) => this.promptOf(of),
-      addressOf: (of, at) => this.addressOf(of, at),
-    });
-  }
-
-  /** The newest step that has images. */
-  get newest() {
-    return this.grid.steps.at(-1);
-  }
-
-  /** Show the newest images first. */
-  toEnd() {
-    const { scroll } = this;
-    scroll.scrollLeft = scroll.scrollWidth;
+  /** @returns {import("./viewer.js").Row[]} */
+  get pictures() {
+    const { rows, steps, samples } = this.grid;
+    return rows.map((row) => ({
+      prompt: wordsOf(row),
+      shots: steps.filter((step) => samples.has(keyOf(row.key, step))).map((step) =>
+        ({ position: step, title: titleOfStep(step), address: this.addressOf(row.key, step) })),
+    }));
   }
 
   /** @returns {HTMLElement} */

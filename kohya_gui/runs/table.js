@@ -4,7 +4,7 @@ import { translated } from "../i18n/words.js";
 import { all, find, make, makeButton } from "../server/elements.js";
 import { addressOf, go } from "../server/addresses.js";
 import { call, messageOf } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { countRequests } from "../server/late.js";
 import { COLUMNS, ordered, rowOf, tellApart } from "./columns.js";
 import { stateNames, stateWord } from "./format.js";
 
@@ -48,7 +48,7 @@ export function mountTable(room) {
 export const knownRuns = () => [...rows.values()];
 
 let isAsking = false;
-let requests = 0;
+const begin = countRequests();
 
 /**
  * Ask for the rows that have changed.
@@ -57,8 +57,7 @@ let requests = 0;
 export async function update(now = false) {
   if (isAsking && !now) return;
   isAsking = true;
-  requests++;
-  const isNewest = noteSubject(() => requests);
+  const isNewest = begin();
   try {
     const answer = await call(`runs?count=10000&since=${mark}`);
     if (!isNewest()) return;

@@ -1,64 +1,80 @@
-// One sample over the whole screen, alone or with another step of its prompt over it.
+// One sample over the whole screen, alone or with another one of its prompt over it: for the samples of a run's page,
+// of the panel and of the tab Try it.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { find, hit, make, makeButton } from "../server/elements.js";
+import { fillSelect, find, hit, make, makeButton } from "../server/elements.js";
 
-/**
- * @typedef {{ row: string, step: number, rows: () => string[], steps: (row: string) => number[],
- *   promptOf: (row: string) => string, addressOf: (row: string, step: number) => string }} Shown rows are prompts
- */
+/** @typedef {{ position: number, title: string, address: string }} Shot `position`: its step or column */
+/** @typedef {{ prompt: string, shots: Shot[] }} Row */
 
 /** @type {HTMLDialogElement | undefined} */
 let dialog;
-/** @type {Shown} */
-let shown;
-/** @type {number | null} the step that lies over the other, from the left */
-let before = null;
-/** The share of the width at which the left image ends. */
-let at = 50;
+/** @type {() => Row[]} what can be shown; more may come while the dialog is open */
+let rows = () => [];
+let row = 0, place = 0; // of the sample that is shown
+let beside = -1; // the place of the sample that lies over it from the left, -1 without one
+/** @type {number | null} the position that the user compares with, also after the dialog was closed */
+let chosen = null;
+let border = 50; // where the left one ends, in percent of the width
+let giveFocus = () => {};
 
-/** @param {Shown} what */
-export function openViewer(what) {
-  shown = what;
-  const steps = shown.steps(shown.row);
-  if (before !== null && !steps.includes(before)) before = null;
+/**
+ * @param {() => Row[]} sources
+ * @param {string} address of the sample to show
+ * @param {boolean} [isCompared] whether to compare it at once, with the one before
+ * @param {() => void} [refocus] called when the dialog is closed and what had the focus is gone
+ */
+export function openViewer(sources, address, isCompared = false, refocus = () => {}) {
+  const isIt = (/** @type {Shot} */ shot) => shot.address === address;
+  [rows, giveFocus] = [sources, refocus];
+  row = rows().findIndex(({ shots }) => shots.some(isIt));
+  if (row < 0) return;
+  const { shots } = shownRow();
+  place = shots.findIndex(isIt);
+  beside = shots.findIndex(({ position }) => position === chosen);
+  if (isCompared && (beside < 0 || beside === place)) beside = place ? place - 1 : 1;
   dialog ??= build();
   render();
   if (!dialog.open) dialog.showModal();
   find(dialog, ".stage").focus();
 }
 
+const shownRow = () => rows()[row];
+
 function build() {
   const slider = make("input", {
     type: "range", min: "0", max: "100", "aria-label": translated("Where the left one ends"),
   });
   slider.addEventListener("input", () => {
-    at = Number(slider.value);
+    border = Number(slider.value);
     render();
   });
-  const other = make("select", { "aria-label": translated("Compare with") });
+  const shown = make("select", { className: "at", "aria-label": translated("Sample") });
+  shown.addEventListener("change", () => move(Number(shown.value) - place));
+  const other = make("select", { className: "other", "aria-label": translated("Compare with") });
   other.addEventListener("change", () => {
-    before = other.value === "" ? null : Number(other.value);
+    beside = Number(other.value);
+    chosen = shownRow().shots[beside]?.position ?? null;
     render();
   });
   const stage = make("div", { className: "stage", tabIndex: 0, role: "group", "aria-label": translated("Sample") },
-    make("img", { className: "after", alt: "" }), make("img", { className: "before", alt: "" }),
-    make("i", { className: "divider" }), make("b", { className: "left-step" }), make("b", { className: "right-step" }));
+    make("img", { className: "under", alt: "" }), make("img", { className: "over", alt: "" }),
+    make("i", { className: "divider" }), make("b", { className: "left" }), make("b", { className: "right" }));
   for (const kind of /** @type {const} */ (["pointerdown", "pointermove"])) stage.addEventListener(kind, drag);
   /** @type {HTMLDialogElement} */
   const element = make("dialog", { className: "viewer", "aria-label": translated("Sample in full size") },
-    make("header", {}, make("p", { className: "own" }),
+    make("header", {}, make("p", {}, make("span", { className: "own" })),
       makeButton("✕", () => element.close(), { className: "close", "aria-label": translated("Close") })),
     stage,
     make("footer", {},
-      makeButton("←", () => move(-1), { "aria-label": translated("Earlier step"), className: "earlier" }),
-      make("output", { className: "at" }),
-      makeButton("→", () => move(1), { "aria-label": translated("Later step"), className: "later" }),
+      make("span", {},
+        makeButton("←", () => move(-1), { "aria-label": translated("Previous sample"), className: "previous" }), shown,
+        makeButton("→", () => move(1), { "aria-label": translated("Next sample"), className: "next" })),
       makeButton("↑", () => turn(-1), { "aria-label": translated("Previous prompt"), className: "up" }),
       makeButton("↓", () => turn(1), { "aria-label": translated("Next prompt"), className: "down" }),
       other, slider));
   element.addEventListener("keydown", press);
-  element.addEventListener("click", (event) => event.target === element && element.close());
+  element.addEventListener("close", () => document.activeElement === document.body && giveFocus());
   (document.querySelector(".gradio-container") ?? document.body).append(element); // which has the page's typeface
   return element;
 }
@@ -76,74 +92,75 @@ function press(event) {
   keys[event.key]();
 }
 
-/** @param {number} by steps: 1 for the next later one */
+/**
+ * @param {number} at
+ * @param {unknown[]} list
+ */
+const within = (at, list) => Math.min(list.length - 1, Math.max(0, at));
+
+/** @param {number} by samples of this prompt */
 function move(by) {
-  const steps = shown.steps(shown.row), place = steps.indexOf(shown.step) + by;
-  shown.step = steps[Math.min(steps.length - 1, Math.max(0, place))];
+  place = within(place + by, shownRow().shots);
   render();
 }
 
-/** @param {number} by prompts */
+/** @param {number} by prompts: the nearest sample of that prompt is shown, and compared with the same one */
 function turn(by) {
-  const rows = shown.rows(), place = rows.indexOf(shown.row) + by;
-  shown.row = rows[Math.min(rows.length - 1, Math.max(0, place))];
-  const steps = shown.steps(shown.row);
-  // The nearest step that this prompt has.
-  shown.step = steps.reduce((best, step) => (Math.abs(step - shown.step) < Math.abs(best - shown.step) ? step : best));
-  if (before !== null && !steps.includes(before)) before = null;
+  const { shots } = shownRow(), { position } = shots[place], compared = shots[beside]?.position;
+  row = within(row + by, rows());
+  const distances = shownRow().shots.map((shot) => Math.abs(shot.position - position));
+  place = distances.indexOf(Math.min(...distances));
+  beside = shownRow().shots.findIndex((shot) => shot.position === compared);
   render();
 }
 
-/** @param {PointerEvent} event that drags the border between two images */
+/** @param {PointerEvent} event that drags the border between two samples */
 function drag(event) {
-  if (before === null || (event.type === "pointermove" && !event.buttons)) return;
+  const stage = /** @type {HTMLElement} */ (event.currentTarget);
+  if (!stage.closest(".pair") || (event.type === "pointermove" && !event.buttons)) return;
   event.preventDefault();
-  const box = find(around(event), ".after").getBoundingClientRect();
-  at = Math.round(Math.min(100, Math.max(0, ((event.clientX - box.left) / box.width) * 100)));
+  const box = stage.getBoundingClientRect();
+  border = Math.round(Math.min(100, Math.max(0, ((event.clientX - box.left) / box.width) * 100)));
   render();
 }
-
-/** @param {Event} event */
-const around = ({ currentTarget }) => /** @type {HTMLElement} */ (currentTarget);
 
 /** @param {number} step */
-const titleOf = (step) => (step ? say("Step {step}", { step: step.toLocaleString("en") }) : translated("Base model"));
+export const titleOfStep = (step) =>
+  translated(step ? say("Step {step}", { step: step.toLocaleString("en") }) : "Base model");
 
 function render() {
   if (!dialog) return;
-  const { row, step } = shown, steps = shown.steps(row), rows = shown.rows();
-  const prompt = shown.promptOf(row);
-  find(dialog, "header p").textContent = prompt;
-  show(find(dialog, ".after", HTMLImageElement), shown.addressOf(row, step), `${titleOf(step)}: ${prompt}`);
-  const under = find(dialog, "img.before", HTMLImageElement), isPair = before !== null && before !== step;
-  if (isPair) show(under, shown.addressOf(row, before ?? 0), `${titleOf(before ?? 0)}: ${prompt}`);
-  dialog.classList.toggle("pair", isPair);
-  find(dialog, ".stage").style.setProperty("--at", `${at}%`);
-  find(dialog, ".left-step").textContent = isPair ? titleOf(before ?? 0) : "";
-  find(dialog, ".right-step").textContent = isPair ? titleOf(step) : "";
-  const place = steps.indexOf(step);
-  find(dialog, ".at").textContent =
-    say("{title} · {place} of {many}", { title: titleOf(step), place: place + 1, many: steps.length });
-  enable(".earlier", place > 0);
-  enable(".later", place < steps.length - 1);
-  enable(".up", rows.indexOf(row) > 0);
-  enable(".down", rows.indexOf(row) < rows.length - 1);
-  const other = find(dialog, "select", HTMLSelectElement), slider = find(dialog, "input", HTMLInputElement);
-  other.replaceChildren(make("option", { value: "" }, translated("Compare with …")),
-    ...steps.filter((one) => one !== step).map((one) => make("option", { value: String(one) }, titleOf(one))));
-  other.value = isPair ? String(before) : "";
-  slider.value = String(at);
-  slider.hidden = !isPair;
+  const { prompt, shots } = shownRow(), shot = shots[place], other = beside === place ? undefined : shots[beside];
+  find(dialog, "header span").textContent = prompt;
+  show(find(dialog, "img.under", HTMLImageElement), shot, prompt);
+  if (other) show(find(dialog, "img.over", HTMLImageElement), other, prompt);
+  dialog.classList.toggle("pair", Boolean(other));
+  find(dialog, ".stage").style.setProperty("--at", `${border}%`);
+  find(dialog, ".left").textContent = other?.title ?? "";
+  find(dialog, ".right").textContent = shot.title;
+  const many = shots.length, choices = shots.map(({ title }, at) => [String(at), title]);
+  fillSelect(find(dialog, ".at"), choices.map(([at, title]) =>
+    [at, say("{title} · {place} of {many}", { title, place: Number(at) + 1, many })]), String(place));
+  fillSelect(find(dialog, ".other"), [["-1", translated("Compare with …")],
+    ...choices.filter((_, at) => at !== place)], String(other ? beside : -1));
+  find(dialog, ".other").hidden = many < 2;
+  enable(".previous", place > 0);
+  enable(".next", place < many - 1);
+  enable(".up", row > 0);
+  enable(".down", row < rows().length - 1);
+  const slider = find(dialog, "input", HTMLInputElement);
+  slider.value = String(border);
+  slider.hidden = !other;
 }
 
 /**
  * @param {HTMLImageElement} image
- * @param {string} src
- * @param {string} alt
+ * @param {Shot} shot
+ * @param {string} prompt
  */
-function show(image, src, alt) {
-  if (image.src !== src) image.src = src;
-  image.alt = alt;
+function show(image, { title, address }, prompt) {
+  if (image.getAttribute("src") !== address) image.src = address;
+  image.alt = `${title}: ${prompt}`;
 }
 
 /**

@@ -1,4 +1,4 @@
-// The images of a prompt as a strip: each opens large, and those of a strip can be compared (compare_samples.js).
+// The images of a prompt as a strip: each opens large, and those of a strip can be compared (panel/samples.js).
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { make } from "../server/elements.js";
@@ -33,13 +33,12 @@ export function promptStrips(titles, prompts, cells, className) {
  * @param {string} prompt
  */
 function makeImage({ small, large, copy, seed }, title, prompt) {
-  const shown = translated(title);
   const image = make("img", { src: small, alt: "", loading: "lazy", decoding: "async" });
   const mark = copy && make("span", { className: "copies" }, say("nearly a copy of {picture}", { picture: copy }));
   return make("button",
     {
-      type: "button", className: copy ? "sample copied" : "sample", "data-title": shown, "data-large": large,
-      "data-prompt": prompt, "aria-label": `${shown}: ${prompt}`,
+      type: "button", className: copy ? "sample copied" : "sample", "data-large": large,
+      "aria-label": `${translated(title)}: ${prompt}`,
       ...(typeof seed !== "number" ? {} : { title: translated(say("Seed {seed}", { seed: String(seed) })) }),
     },
     image,

@@ -2,6 +2,7 @@
 // opens or takes, Backspace goes up, Escape closes.
 import { around, hit, isField, make, makeButton, sizeOf, withAllowButton } from "./elements.js";
 import { ask, messageOf } from "./http.js";
+import { countRequests, noteSubject } from "./late.js";
 
 /** @typedef {import("./elements.js").Field} Field */
 /** @typedef {"file" | "files" | "folder" | "new"} Kind of "files" one is added; "new" is one that does not exist yet */
@@ -65,10 +66,10 @@ class Picker {
   endings = "";
   listing = NOTHING;
   at = -1; // index of the marked entry
-  requests = 0; // answers to older ones are ignored
+  begin = countRequests();
   asked = ""; // the folder requested last, shown once its listing arrives
   uses = 0; // the number of times the dialog was opened
-  /** @type {Promise<void>} */
+  /** @type {Promise<unknown>} */
   opening = Promise.resolve(); // presses wait for its listing, which may be late
   refused = ""; // a refused folder that the user may allow
 
@@ -130,11 +131,11 @@ class Picker {
 
   /** Wait for the last listing. Returns whether the dialog is still open, and for the same field. */
   async isListed() {
-    const { uses } = this;
+    const isSameUse = noteSubject(() => this.uses);
     let opening;
     do await (opening = this.opening);
     while (opening !== this.opening);
-    return this.dialog.open && uses === this.uses;
+    return this.dialog.open && isSameUse();
   }
 
   async goUp() {
@@ -175,24 +176,26 @@ class Picker {
   }
 
   /**
+   * Show a folder. Returns whether no other one was requested meanwhile.
    * @param {string} folder
    * @param {string} filter
    */
   async load(folder, filter) {
-    const request = ++this.requests, typed = this.path.value;
+    const isNewest = this.begin(), typed = this.path.value;
     try {
       const listing = await ask("list", { folder, filter, kind: this.kind, endings: this.endings });
-      if (request !== this.requests) return;
+      if (!isNewest()) return false;
       this.asked = listing.folder;
       this.show(listing);
       if (this.path.value === typed) this.path.value = listing.folder; // else another one is being typed
     } catch (error) {
-      if (request !== this.requests) return;
+      if (!isNewest()) return false;
       this.refused = folder;
       this.asked = this.listing.folder;
-      if (!this.asked && folder) await this.load("", "");
+      if (!this.asked && folder && !(await this.load("", ""))) return false;
       this.note.replaceChildren(...withAllowButton(messageOf(error)));
     }
+    return true;
   }
 
   /** @param {Listing} listing */

@@ -4,7 +4,7 @@ import {
   all, around, fieldValue, find, hit, isField, make, makeBar, noteLongerLog, setValue, showMessage, sizeOf,
 } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { countRequests } from "../server/late.js";
 
 /**
  * @typedef {{ id: string, state: string, title: string, about: string, when: string, text: string, done: number,
@@ -173,13 +173,12 @@ function show(where, jobs) {
  * @param {(job: Job) => void} [changed] called for each active process at every poll
  */
 export function watcher(where, command, ended, changed = () => {}) {
-  let turn = 0;
+  const begin = countRequests();
   /** @type {Set<string>} */
   const working = new Set();
   async function look(begun = "") {
     if (begun) working.add(begun); // it may have ended before the first poll
-    turn++;
-    const isNewest = noteSubject(() => turn);
+    const isNewest = begin();
     for (;;) {
       /** @type {Job[]} */
       let jobs;

@@ -151,7 +151,7 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     assert box.locator(".numbers").all_inner_texts() == ["0.1234\n0.2000"]
     assert box.locator(".sample.copied").count() == 1 and "7.png" in box.locator(".copies").inner_text()
     box.locator(".sample").first.click()
-    page.locator("dialog.compare").wait_for()
+    page.locator("dialog.viewer").wait_for()
     page.keyboard.press("Escape")
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

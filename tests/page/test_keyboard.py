@@ -7,6 +7,7 @@ import pytest
 
 import kohya_gui
 from tests.page.test_sampling import run_with_samples, with_seeds
+from tests.training import wait_for
 
 pytestmark = pytest.mark.browser
 FOCUS = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
@@ -142,18 +143,45 @@ def test_lists_of_dialogs_have_the_arrow_of_those_in_forms(visit):
     assert {*lists} == {"none,true"} == {page.locator("form.settings select").first.evaluate(look)}
 
 
-def test_the_comparison_of_samples_gives_the_focus_back_to_the_sample(visit, served):
-    with_seeds(run_with_samples(served[1], "focus-1"), (1, 2, 3, 4))
+def wait_for_text(part, words):
+    wait_for(lambda: part.text_content() == words, 30)
+
+
+@pytest.mark.parametrize("room", ["the panel", "the page of a run"])
+def test_a_sample_opens_large_is_compared_by_keys_and_gives_the_focus_back(visit, served, room):
+    run = with_seeds(run_with_samples(served[1], f"focus-{room.replace(' ', '-')}"), (1, 2, 3, 4))
     page = visit().page
-    sample = page.locator(".sample:visible").first
+    if room != "the panel":
+        page.goto(f"{page.url.split('#')[0]}#runs/{run.name}")
+    viewer, row = page.locator("dialog.viewer[open]"), page.locator(".strip:visible, .gallery:visible tbody tr").first
+    samples = row.locator("button")
+    samples.nth(1).wait_for()
+    sample = samples.first if room == "the panel" else samples.last  # the newest one
     sample.focus()
     page.keyboard.press("Enter")
-    page.locator("dialog.compare[open]").wait_for()
-    titles = page.locator("dialog.compare select").first.locator("option").all_inner_texts()
-    assert titles == ["Step 20, Seed 3", "Step 10, Seed 1"]
-    for _ in range(10):
+    seeds = (", Seed 1", ", Seed 3") if room == "the panel" else ("", "")
+    earlier, later = (f"Step {step}{seed}" for step, seed in zip((10, 20), seeds, strict=True))
+    shown, other = (viewer.locator(f"select.{part} option:checked") for part in ("at", "other"))
+    wait_for_text(shown, f"{later} · 2 of 2")
+    wait_for_text(other, earlier if room == "the panel" else "Compare with …")
+    viewer.get_by_label("Compare with").select_option(label=earlier)
+    wait_for_text(viewer.locator(".left"), earlier)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert viewer.evaluate("e => e.scrollWidth <= e.clientWidth")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    viewer.locator(".stage").focus()
+    for key, prompt in (("ArrowDown", "a dog"), ("ArrowUp", "a cat")):
+        page.keyboard.press(key)
+        wait_for_text(viewer.locator("header span"), prompt)
+        assert viewer.locator(".left").inner_text().startswith("Step 10")  # the same comparison
+    page.keyboard.press("Home")
+    wait_for_text(shown, f"{earlier} · 1 of 2")
+    assert viewer.locator(".over").is_hidden()  # nothing is compared with itself
+    for _ in range(12):
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    if room == "the panel":  # which is rendered anew while the dialog is open
+        page.locator(".samples").first.evaluate("e => { e.innerHTML = e.innerHTML; }")
     page.keyboard.press("Escape")
-    page.wait_for_function("document.activeElement.classList.contains('sample')")
-    assert sample.evaluate("e => e === document.activeElement")
+    wait_for(lambda: sample.evaluate("e => e === document.activeElement"), 30)
+    assert viewer.count() == 0

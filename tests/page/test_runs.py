@@ -129,14 +129,14 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
         wait_for(lambda n=before: visitor.page.locator(".sample").count() == n + 2, 60)
     visitor.click("Save now")
     visitor.until("-state", ".saved")
-    compared = visitor.page.locator("dialog.compare")
+    compared = visitor.page.locator("dialog.viewer")
     visitor.page.locator(".sample").first.click()
     sizes = "all => all.every(image => image.complete && image.naturalWidth === 256)"
     wait_for(lambda: compared.locator("img").evaluate_all(sizes), 60)
     sources = compared.locator("img").evaluate_all("all => all.map(image => image.getAttribute('src'))")
     assert len(set(sources)) == 2
     compared.locator("input").press("End")
-    assert "inset(0px 0% 0px 0px)" in compared.locator("img").nth(1).evaluate("e => getComputedStyle(e).clipPath")
+    assert "inset(0px 0% 0px 0px)" in compared.locator("img.over").evaluate("e => getComputedStyle(e).clipPath")
     visitor.page.keyboard.press("Escape")
     visitor.click("Stop after this step")
     assert visitor.state("stopped") == run_id

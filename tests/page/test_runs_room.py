@@ -141,7 +141,10 @@ def look_at_samples(visitor):
     shots.nth(1).click()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    assert "Step 60" in viewer.locator(".at").inner_text() and viewer.locator("header p").inner_text() == "a dog"
+    assert (
+        "Step 60" in viewer.locator(".at option:checked").inner_text()
+        and viewer.locator("header p").inner_text() == "a dog"
+    )
     viewer.get_by_label("Compare with").select_option("0")
     viewer.locator(".stage").click(position={"x": 80, "y": 80})
     assert viewer.get_by_label("Where the left one ends").input_value() != "50"
@@ -338,10 +341,10 @@ def test_the_page_of_a_run_has_a_row_for_each_wording_of_a_prompt(visit, tmp_pat
     assert pictures == [("a <b>cat</b>", 3), ("a dog", 2), ("a red dog", 1)]
     rows.nth(2).locator("button").click()
     viewer = page.locator("dialog.viewer")
-    assert viewer.locator("header p").inner_text() == "a red dog" and viewer.locator(".earlier").is_disabled()
+    assert viewer.locator("header p").inner_text() == "a red dog" and viewer.locator(".previous").is_disabled()
     viewer.locator(".up").click()
     assert viewer.locator("header p").inner_text() == "a dog"
-    assert viewer.locator(".at").inner_text() == "Step 30 · 2 of 2"
+    assert viewer.get_by_label("Sample", exact=True).locator("option:checked").inner_text() == "Step 30 · 2 of 2"
 
 
 @pytest.mark.browser

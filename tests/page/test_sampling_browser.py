@@ -98,8 +98,10 @@ def test_files_of_a_run_are_compared(visit, served, monkeypatch):
     box.locator(".board .sample span", has_text="zorb-20").wait_for()
     assert [word for word in commands[0] if word.startswith("--lora=")] == [f"--lora={file}=1" for file in files]
     box.locator(".board .sample").first.click()
-    page.locator("dialog.compare").wait_for()
-    assert page.locator("dialog.compare select").first.inner_text().split() == ["zorb-10", "zorb-20"]
+    viewer = page.locator("dialog.viewer")
+    viewer.wait_for()
+    assert viewer.locator(".at option").all_inner_texts() == ["zorb-10 · 1 of 2", "zorb-20 · 2 of 2"]
+    assert viewer.locator(".other option:checked").inner_text() == "zorb-20"
     page.keyboard.press("Escape")
     page.locator(".board .strip").first.evaluate("e => e.append(...[1, 2].map(() => e.lastChild.cloneNode(true)))")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -191,4 +193,6 @@ def test_an_original_that_the_page_may_not_read_leaves_no_broken_image(visit, se
     wait_for(lambda: shown.count() == 1, 30)
     shown.locator("img").evaluate("image => image.decode()")
     shown.click()
-    visitor.page.locator("dialog.compare option", has_text="Original").first.wait_for(state="attached")
+    viewer = visitor.page.locator("dialog.viewer")
+    viewer.locator(".right", has_text="Original").wait_for()
+    assert viewer.locator(".left").inner_text() == "Step 10"

@@ -200,7 +200,7 @@ def test_what_the_page_says_later_is_in_every_catalogue():
     scripts = [path.read_text(encoding="utf-8") for path in own]
     words = [word for text in scripts for word in re.findall(r"(?:translated|[bB]utton)\(\s*\"([^\"]+)\"", text)]
     words += [word for text in scripts for word in re.findall(r"\"([A-Z][a-z][^\"\\\n]*)\"", NOTE_IN_JS.sub("", text))]
-    assert {"Pause", "Waiting", "Looking", "Left", "Open in form", "Operation"} <= set(words)
+    assert {"Pause", "Waiting", "Looking", "Next sample", "Open in form", "Operation"} <= set(words)
     assert not absent([*fixed_texts, *templates, *(word for word in words if word not in NOT_SHOWN)]), "add these"
 
 
