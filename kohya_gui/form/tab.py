@@ -37,8 +37,7 @@ from library.config.building import Reading, working_fix
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem
-from library.config.problems import problem_from_json as read_problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, problem_from_json
 from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
@@ -169,7 +168,7 @@ class TrainingTab:
         if objections := self._objections(submission, report, "train"):
             return {"message": objections}
         run_id = start.begin_job(start.job_of_config(config, submission.preset, **submission.launch))
-        hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
+        hints = [problem_from_json(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         name = start.result_of(config)[1]
         sentence = Message("Started {name}. It continues when you close this page.", name=name)
         return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
