@@ -180,9 +180,9 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
         return
     # The package first: in one that does not load no module is found.
     if obstacle := packages.obstacle(module.split(".")[0]):
-        known = section_options(type(config.network))["network_module"].choices
-        hint = did_you_mean(module, known)
-        if hint and module not in known:
+        modules = section_options(type(config.network))["network_module"].choices
+        hint = did_you_mean(module, modules)
+        if hint and module not in modules:
             yield Problem("network_module", "{name} is not known{hint}", name=module, hint=hint)
         else:
             yield Problem("network_module", "{module} {absent}", module=module, absent=obstacle)

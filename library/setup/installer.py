@@ -221,10 +221,8 @@ def advise() -> None:
 
 def start_test_tools() -> subprocess.Popen[str] | None:
     """Start to install the tools that check the page's JavaScript; None if they are installed."""
-    npm_marker, lock = (
-        PROJECT_ROOT / "node_modules/.package-lock.json",
-        PROJECT_ROOT / "package-lock.json",
-    )  # npm writes the first one last
+    # npm writes the first one last.
+    npm_marker, lock = PROJECT_ROOT / "node_modules/.package-lock.json", PROJECT_ROOT / "package-lock.json"
     if npm_marker.exists() and npm_marker.stat().st_mtime > lock.stat().st_mtime:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")
