@@ -122,7 +122,7 @@ def read_training(body: TrainingBody, roots: Sequence[Path]) -> Reading[Any]:
     problems = [*reading.problems, *gpu_slots.find_launch_problems(body.launch)]
     named = reading.wrong.union(*(problem.options for problem in problems))
     problems += [problem for problem in find_missing(reading.config) if problem.option not in named]
-    return paths.allowed(replace(reading, problems=problems), roots)
+    return paths.within_roots(replace(reading, problems=problems), roots)
 
 
 def router(roots: Sequence[Path]) -> APIRouter:

@@ -153,7 +153,7 @@ class TrainingTab:
         """Report problems in the form itself at once, as the full check for the button `then` takes seconds."""
         with contextlib.suppress(ConfigError):  # the full check reports it
             submission = self.form.parse_submission(sent)
-            reading = paths.allowed(self.form.reading(submission), self.roots)
+            reading = paths.within_roots(self.form.reading(submission), self.roots)
             findings = isolated.findings_of_reading(reading)
             if then == "later" and (twin := queue.twin_problem(queue.read_queue(), *start.result_of(reading.config))):
                 findings.append(isolated.finding(twin, "settings", "bad"))
@@ -211,7 +211,7 @@ class TrainingTab:
     def read_form(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
         """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
         submission = self.form.parse_submission(sent)
-        reading = paths.allowed(self.form.reading(submission), self.roots)
+        reading = paths.within_roots(self.form.reading(submission), self.roots)
         return submission, reading, [*reading.notes, *adding.keep_keys(reading.config)]
 
     def _report(self, report: isolated.Report, family: str) -> str:
