@@ -100,10 +100,8 @@ def measure_trainings(family: str, args: argparse.Namespace) -> Iterator[dict[st
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)
     case = versus_files.plain_case(family, args.tiny, args.steps)
     toml = versus_files.write_toml(case, work, work / "inputs")
-    script, model = (
-        str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py"),
-        work / "inputs/models" / f"{family}.safetensors",
-    )
+    script = str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py")
+    model = work / "inputs/models" / f"{family}.safetensors"
     ours = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable)
     environment, plain = ours.environment(work, "first_step"), [sys.executable, script]
 

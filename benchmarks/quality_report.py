@@ -259,10 +259,8 @@ def table(compared: Sequence[Compared]) -> Iterator[str]:
     yield f"| | setting | seeds | {' | '.join(title for _, title, _ in FIGURES)} | drift | beyond the spread |"
     yield "|---|---|" + "---:|" * (2 + len(FIGURES)) + "---|"
     for comparison in compared:
-        count, start = (
-            len(comparison.figures["held_out"]),
-            f"| {comparison.family} {comparison.method} | {comparison.setting} |",
-        )
+        count = len(comparison.figures["held_out"])
+        start = f"| {comparison.family} {comparison.method} | {comparison.setting} |"
         if not count:
             yield f"{start}{' |' * (len(FIGURES) + 2)} {comparison.why.replace('|', '/')} |"
             continue

@@ -220,20 +220,10 @@ class Option:
 
     def _wrong_kind(self, value: Any, suggestion: str = "") -> ConfigError:
         """Return the error about a value of the wrong kind; `suggestion` is the probable intention."""
-        hint, fix = (
-            Message(" (did you mean {name}?)", name=suggestion) if suggestion else "",
-            {self.name: suggestion} if suggestion else {},
-        )
-        return ConfigError(
-            Problem(
-                "",
-                "must be {expects}, got {value}{hint}",
-                fix=fix,
-                expects=self.expects,
-                value=quoted(value),
-                hint=hint,
-            )
-        )
+        hint = Message(" (did you mean {name}?)", name=suggestion) if suggestion else ""
+        fix = {self.name: suggestion} if suggestion else {}
+        template = "must be {expects}, got {value}{hint}"
+        return ConfigError(Problem("", template, fix=fix, expects=self.expects, value=quoted(value), hint=hint))
 
 
 def to_bool(value: Any) -> bool:

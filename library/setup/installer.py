@@ -123,10 +123,8 @@ def install(kind: str) -> None:
             else "No NVIDIA GPU found: installing PyTorch as the package index offers it."
         )
     # Gigabytes. The CUDA build is the largest, and Windows' CPU build the smallest.
-    free, room = (
-        shutil.disk_usage(PROJECT_ROOT).free // 10**9,
-        12 if build.startswith("cu") else 8 if not WINDOWS else 5,
-    )
+    free = shutil.disk_usage(PROJECT_ROOT).free // 10**9
+    room = 12 if build.startswith("cu") else 8 if not WINDOWS else 5
     if free < room and not has_torch(build):
         say(f"Only {free} GB are free here; the installation may need up to {room} GB.")
     uv = install_packages(build, kind)
