@@ -156,8 +156,8 @@ class Trainings:
 
     def run_ours(self, options: Mapping[str, Any], name: str) -> Row:
         images = self._images(name)
-        given = {**options, **self.case.own, "train_data_dir": str(images), "output_dir": str(self.work / name)}
-        toml = versus_files.write_flat(self.work / f"{name}.toml", {**given, "output_name": "trained"})
+        settings = {**options, **self.case.own, "train_data_dir": str(images), "output_dir": str(self.work / name)}
+        toml = versus_files.write_flat(self.work / f"{name}.toml", {**settings, "output_name": "trained"})
         script = PROJECT_ROOT / "sd-scripts" / f"{self.case.script}.py"
         command = [sys.executable, str(PROJECT_ROOT / "benchmarks" / "paired_draws.py"), str(script)]
         program = Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT, sys.executable)
@@ -166,12 +166,12 @@ class Trainings:
 
     def run_theirs(self, options: Mapping[str, Any], name: str, alike: bool) -> Row:
         images, out = self._images(name), self.work / name
-        given = {**options, "output_dir": str(out), "output_name": "trained"}
+        settings = {**options, "output_dir": str(out), "output_name": "trained"}
         if self.rival.source:
-            case = VersusCase(self.case.family, "lora", name, given, ())
+            case = VersusCase(self.case.family, "lora", name, settings, ())
             toml = versus_files.write_musubi(case, self.work, self.work, images)
         else:
-            toml = versus_files.write_flat(self.work / f"{name}.toml", {**given, "train_data_dir": str(images)})
+            toml = versus_files.write_flat(self.work / f"{name}.toml", {**settings, "train_data_dir": str(images)})
         launcher = PROJECT_ROOT / "benchmarks" / self.case.launcher
         losses = self.work / f"{name}.jsonl"
         command = [self.rival.python, str(launcher), str(self.rival.folder), self.case.theirs, str(losses)]
@@ -218,7 +218,7 @@ def compare_case(place: Trainings) -> Iterator[Row]:
     for alike in (False, True)[: 1 + bool(place.case.alike)]:
         theirs = place.run_theirs(options, "alike" if alike else "theirs", alike)
         row: Row = {"alike": place.case.alike if alike else "", "mine": mine["losses"], "theirs": theirs["losses"]}
-        if failed := [one["failed"] for one in (mine, theirs) if "failed" in one]:
+        if failed := [result["failed"] for result in (mine, theirs) if "failed" in result]:
             yield row | {"failed": failed[0]}
             continue
         files = (load_file(path) for path in (mine["file"], theirs["file"], start))
@@ -228,7 +228,7 @@ def compare_case(place: Trainings) -> Iterator[Row]:
 def loss_difference(mine: list[tuple[int, float]], theirs: list[tuple[int, float]]) -> float:
     """The largest relative difference of a step's loss."""
     pairs = zip(mine, theirs, strict=True)
-    return max(abs(one - other) / abs(other) for (_, one), (_, other) in pairs)
+    return max(abs(loss - other) / abs(other) for (_, loss), (_, other) in pairs)
 
 
 Tensors = Mapping[str, torch.Tensor]
@@ -238,8 +238,8 @@ def learnt_difference(mine: Tensors, theirs: Tensors, start: Tensors) -> Row:
     """How far two results of one start lie apart, relative to how far theirs lies from it, and what only one has."""
     both = sorted(mine.keys() & theirs.keys() & start.keys())
 
-    def distance(one: Tensors, other: Tensors) -> float:
-        return sum(float((one[name].double() - other[name].double()).square().sum()) for name in both) ** 0.5
+    def distance(first: Tensors, other: Tensors) -> float:
+        return sum(float((first[name].double() - other[name].double()).square().sum()) for name in both) ** 0.5
 
     return {
         "learnt": distance(mine, theirs) / distance(theirs, start),
@@ -273,20 +273,20 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--case", nargs="+", choices=[*CASES], help="default: all that the rival has")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--work", type=Path, default=Path("beside-rivals"), help="the folder for all that is written")
-    asked = parser.parse_args(None if arguments is None else [*arguments])
+    args = parser.parse_args(None if arguments is None else [*arguments])
     try:
-        rival = Program.parse(asked.rival)
+        rival = Program.parse(args.rival)
     except ValueError as error:
         parser.error(str(error))
-    names = [name for name, case in CASES.items() if case.rival == rival.name and name in (asked.case or CASES)]
+    names = [name for name, case in CASES.items() if case.rival == rival.name and name in (args.case or CASES)]
     if not names:
         parser.error(f"--rival {rival.name} has none of these cases; names are musubi and sd-scripts")
-    work, packages = asked.work.resolve(), tuple(path.resolve() for path in asked.packages)
+    work, packages = args.work.resolve(), tuple(path.resolve() for path in args.packages)
     results: dict[str, list[Row]] = {}
     for name in names:
-        results[name] = [*compare_case(Trainings(CASES[name], rival, packages, work / name, asked.steps))]
+        results[name] = [*compare_case(Trainings(CASES[name], rival, packages, work / name, args.steps))]
     (work / f"beside-{rival.name}.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print("\n".join(table(results, asked.steps)))
+    print("\n".join(table(results, args.steps)))
     return int(any("failed" in row for rows in results.values() for row in rows))
 
 

@@ -121,14 +121,14 @@ def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None
     kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * PICTURE_WIDTH))
     busy = row.get("gpu_busy_s")
     filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
-    told = f"{row['s_it']:.3f} s, {row['gpu_gib']:.1f} GiB" + (f", busy {busy:.3f} s" if busy else "")
+    label = f"{row['s_it']:.3f} s, {row['gpu_gib']:.1f} GiB" + (f", busy {busy:.3f} s" if busy else "")
     gain = ""
     if theirs and row["trainer"] == "here":
         gain = f'<text x="{long + 8}" y="{y + 29}" class="quiet">{factors(theirs, row)}</text>'
     outline = f'<rect x="0" y="{y + 19}" width="{long}" height="{BAR}" rx="2" class="{kind} open"/>' if busy else ""
     return (
         f'<text x="0" y="{y + 13}">{escape(_trainer_name(row))}</text>'
-        f'<text x="{PICTURE_WIDTH}" y="{y + 13}" class="value">{told}</text>{outline}'
+        f'<text x="{PICTURE_WIDTH}" y="{y + 13}" class="value">{label}</text>{outline}'
         f'<rect x="0" y="{y + 19}" width="{filled}" height="{BAR}" rx="2" class="{kind}"/>{gain}'
     )
 

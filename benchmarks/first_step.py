@@ -86,24 +86,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE,...", help="more cases")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
-    asked = parser.parse_args(arguments)
-    rows = [row for family in asked.family for row in measure_trainings(family, asked)]
+    args = parser.parse_args(arguments)
+    rows = [row for family in args.family for row in measure_trainings(family, args)]
     print(json.dumps(rows, indent=1))
-    (asked.work / "first_step.json").write_text(json.dumps(rows, indent=1))
+    (args.work / "first_step.json").write_text(json.dumps(rows, indent=1))
     return int(any(row["code"] for row in rows))
 
 
-def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_trainings(family: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All trainings of a family."""
-    work, began = asked.work.resolve(), time.time()
-    versus_files.make_versus_inputs(work / "inputs", {family}, asked.tiny)
+    work, began = args.work.resolve(), time.time()
+    versus_files.make_versus_inputs(work / "inputs", {family}, args.tiny)
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)
-    case = versus_files.plain_case(family, asked.tiny, asked.steps)
+    case = versus_files.plain_case(family, args.tiny, args.steps)
     toml = versus_files.write_toml(case, work, work / "inputs")
-    script, model = (
-        str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py"),
-        work / "inputs/models" / f"{family}.safetensors",
-    )
+    script = str(PROJECT_ROOT / "sd-scripts" / f"{case.script}.py")
+    model = work / "inputs/models" / f"{family}.safetensors"
     ours = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable)
     environment, plain = ours.environment(work, "first_step"), [sys.executable, script]
 
@@ -126,14 +124,14 @@ def measure_trainings(family: str, asked: argparse.Namespace) -> Iterator[dict[s
 
     yield train("caches", plain, "max_train_steps=1")
     yield train("warm", plain)
-    if asked.launcher:
+    if args.launcher:
         from library.config import command
 
         yield train("launcher", command.training_command("", Path(script).name)[:-2])
-    if asked.cold:
+    if args.cold:
         print(f"{family}: {drop(model)} of the model left in the page cache", flush=True)
         yield train("cold", plain)
-    for more in asked.options:
+    for more in args.options:
         yield train("options", plain, more)
 
 

@@ -154,8 +154,8 @@ def form(place: Place) -> tuple[Json, Json]:
     reader = FormReader()
     reader.feed(markup)
     props = [component["props"] for component in config["components"]]
-    told = [str(each[key]) for each in props for key in ("label", "info", "placeholder") if each.get(key)]
-    return [place.text(text) for text in [*told, *reader.texts]], [place.text(field) for field in reader.fields]
+    labels = [str(each[key]) for each in props for key in ("label", "info", "placeholder") if each.get(key)]
+    return [place.text(text) for text in [*labels, *reader.texts]], [place.text(field) for field in reader.fields]
 
 
 class FormReader(HTMLParser):
@@ -265,9 +265,9 @@ def compare_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool
     texts = list(compare_values(before.pop(LOOSE), after.pop(LOOSE)))
     wrong = list(compare_values(before, after))
     lines = [f"{case.name}: {'differs' if wrong else 'equal'} ({time.monotonic() - started:.0f} s)"]
-    for found, title in ((wrong, "  "), (texts, "  text differs: ")):
-        lines += [f"{title}{line[:300]}" for line in found[:MAX_DIFFERENCES]]
-        lines += [f"{title}... and {len(found) - MAX_DIFFERENCES} more"] if len(found) > MAX_DIFFERENCES else []
+    for changes, title in ((wrong, "  "), (texts, "  text differs: ")):
+        lines += [f"{title}{line[:300]}" for line in changes[:MAX_DIFFERENCES]]
+        lines += [f"{title}... and {len(changes) - MAX_DIFFERENCES} more"] if len(changes) > MAX_DIFFERENCES else []
     print("\n".join(lines), flush=True)
     return not wrong
 
@@ -290,24 +290,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
     parser.add_argument("--keep", action="store_true", help="keep the folders in which the cases ran")
-    asked = parser.parse_args(argv)
-    folder, tree = asked.folder.resolve(), asked.tree.resolve()
-    if asked.what == "record":
+    args = parser.parse_args(argv)
+    folder, tree = args.folder.resolve(), args.tree.resolve()
+    if args.what == "record":
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "inputs").exists():
             make_inputs(folder / "inputs")
         cases = golden_cases()
     else:
         stored = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
-        cases = [GoldenCase(**one["case"]) for one in stored]
-    if unknown := set(asked.case) - {case.name for case in cases} or (not cases and {str(folder)}):
+        cases = [GoldenCase(**result["case"]) for result in stored]
+    if unknown := set(args.case) - {case.name for case in cases} or (not cases and {str(folder)}):
         parser.error(f"no such case or recording: {', '.join(sorted(unknown))}")
-    chosen = [case for case in cases if (case.quick or not asked.quick) and (case.name in asked.case or not asked.case)]
-    work = record_case if asked.what == "record" else compare_case
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        waiting = {case.name: pool.submit(work, case, tree, folder, asked.keep) for case in chosen}
+    chosen = [case for case in cases if (case.quick or not args.quick) and (case.name in args.case or not args.case)]
+    work = record_case if args.what == "record" else compare_case
+    with ThreadPoolExecutor(args.jobs) as pool:
+        waiting = {case.name: pool.submit(work, case, tree, folder, args.keep) for case in chosen}
         good = [succeeded(name, future) for name, future in waiting.items()]
-    print(f"{sum(good)} of {len(good)} cases {'recorded' if asked.what == 'record' else 'equal'}")
+    print(f"{sum(good)} of {len(good)} cases {'recorded' if args.what == 'record' else 'equal'}")
     return 0 if all(good) else 1
 
 

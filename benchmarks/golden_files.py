@@ -220,8 +220,8 @@ def noted_events(path: Path, place: Place) -> tuple[Json, Json]:
     sentences: dict[str, None] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
-        said = {key: event.pop(key) for key in ("text", "name") if key in event}
-        sentences |= {f"{event['kind']}: {place.text(str(text))}": None for text in said.values()}
+        texts = {key: event.pop(key) for key in ("text", "name") if key in event}
+        sentences |= {f"{event['kind']}: {place.text(str(text))}": None for text in texts.values()}
         if event["kind"] not in ("phase", "warning", "note"):
             numbers.append(place.steady(event))
     return numbers, list(sentences)

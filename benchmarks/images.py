@@ -335,16 +335,16 @@ def their_text(family: str, text: dict[str, Any]) -> dict[str, Any]:
 # ---- in the process that was started
 
 
-def run_way(asked: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
+def run_way(args: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
     """One row, from a process of its own."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
     places["PYTHONPATH"] = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    command = [sys.executable, "-m", "benchmarks.images", "--child", way, "--family", asked.family]
-    command += ["--pictures", str(asked.pictures), *["--tiny"] * asked.tiny]
+    command = [sys.executable, "-m", "benchmarks.images", "--child", way, "--family", args.family]
+    command += ["--pictures", str(args.pictures), *["--tiny"] * args.tiny]
     try:
-        done = subprocess.run(command, capture_output=True, env=os.environ | places, timeout=asked.limit, check=False)
+        done = subprocess.run(command, capture_output=True, env=os.environ | places, timeout=args.limit, check=False)
     except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {asked.limit:.0f} s"}
+        return {"failed": f"not done after {args.limit:.0f} s"}
     try:
         return json.loads(done.stdout.decode().strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -362,20 +362,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: an empty one for each way")
     parser.add_argument("--out", type=Path, help="append the rows to this file, a line of JSON each")
     parser.add_argument("--child", choices=(*THEIR_WAYS, *OUR_WAYS), help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    if asked.child:
-        print("\n" + json.dumps(measure_way(asked.family, asked.child, asked.tiny, asked.pictures)), flush=True)
+    args = parser.parse_args(arguments)
+    if args.child:
+        print("\n" + json.dumps(measure_way(args.family, args.child, args.tiny, args.pictures)), flush=True)
         os._exit(0)  # threads of the compiler may hang on
     rows = []
-    for way in asked.ways:
-        if way in THEIR_WAYS and not IMAGE_CASES[asked.family].theirs:
+    for way in args.ways:
+        if way in THEIR_WAYS and not IMAGE_CASES[args.family].theirs:
             continue  # diffusers has no pipeline for it
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            row = {"family": asked.family, "way": way, **run_way(asked, way, asked.cache or Path(folder))}
+            row = {"family": args.family, "way": way, **run_way(args, way, args.cache or Path(folder))}
         rows.append(row)
         print(json.dumps(row), flush=True)
-        if asked.out:
-            with asked.out.open("a", encoding="utf-8") as file:
+        if args.out:
+            with args.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
     return int(any("failed" in row for row in rows))
 

@@ -79,9 +79,9 @@ def main(arguments: list[str]) -> None:
         without_added_sigma(trainer)
     sys.argv = [script, *options]
     parser = module.krea2_setup_parser(module.setup_parser_common())
-    asked = module.read_config_from_file(parser.parse_args(), parser)
-    asked.dit_dtype = asked.vae_dtype = "float32"
-    trainer.train(asked)
+    args = module.read_config_from_file(parser.parse_args(), parser)
+    args.dit_dtype = args.vae_dtype = "float32"
+    trainer.train(args)
 
 
 if __name__ == "__main__":

@@ -126,8 +126,8 @@ class PageServer:
 
     def get(self, packed: bool = False) -> bytes:
         """The first HTML, as it goes over the wire."""
-        asked = urllib.request.Request(self.address, headers={"Accept-Encoding": "gzip" if packed else "identity"})
-        with urllib.request.urlopen(asked) as answer:
+        request = urllib.request.Request(self.address, headers={"Accept-Encoding": "gzip" if packed else "identity"})
+        with urllib.request.urlopen(request) as answer:
             return answer.read()
 
     @property
@@ -318,15 +318,15 @@ def look_at_tabs(browser: Any, server: PageServer, note: Note) -> None:
             note("buttons of a start below the first screen", int(train["y"] + train["height"] > height))
         for name in every_tab(visitor):
             visitor.page.wait_for_timeout(300)
-            told = {"words under AA contrast, light and dark": visitor.page.evaluate(FAINT)}
+            facts = {"words under AA contrast, light and dark": visitor.page.evaluate(FAINT)}
             if mode == "light":
-                told |= {
+                facts |= {
                     "cut labels, both widths": visitor.page.evaluate(CUT),
                     "targets under 24 px, both widths": visitor.page.evaluate(SMALL),
                 }
                 over = visitor.page.evaluate("document.documentElement.scrollWidth") - width
-                told["wider than the screen, both widths"] = [over] if over > 0 else []
-            for kind, wrong in told.items():
+                facts["wider than the screen, both widths"] = [over] if over > 0 else []
+            for kind, wrong in facts.items():
                 note(kind, len(wrong))
                 for message in wrong[:8]:
                     print(f"  {kind}: {message} ({name}, {width} px, {mode})", file=sys.stderr)
@@ -357,12 +357,12 @@ SUMMED = (
 )
 
 
-def results_table(found: dict[str, list[float]]) -> tuple[list[str], list[str]]:
+def results_table(results: dict[str, list[float]]) -> tuple[list[str], list[str]]:
     """The lines of the table, and the names of what misses its aim."""
     lines = ["| what | ours | aim | kohya_ss / Musubi / LLaMA-Factory |", "|---|---|---|---|"]
     missed = []
     for name, (unit, aim, rivals) in AIMS.items():
-        values = found.get(name)
+        values = results.get(name)
         if not values:
             lines.append(f"| {name} | not measured | | {rivals} |")
             missed.append(name)
@@ -380,14 +380,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the page, and print it beside others.")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    lines, missed = results_table(measure_page(asked.quick))
+    lines, missed = results_table(measure_page(args.quick))
     over = ", ".join(missed) or "nothing"
     lines += ["", f"{os.cpu_count()} cores, load {load_before:.1f} before it began. Over its aim: {over}."]
     print("\n".join(lines))
-    if asked.markdown:
-        asked.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if args.markdown:
+        args.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 
 

@@ -294,29 +294,29 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: one that is thrown away")
     parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.child:
+    args = parser.parse_args()
+    if args.child:
         serve_cases()
-    if not asked.family:
+    if not args.family:
         parser.error(f"--family is needed: {', '.join(known_models())}")
     began = time.monotonic()
     every = [
-        case for family in asked.family for case in preset_cases(family, asked.only, "tiny" if asked.tiny else "full")
+        case for family in args.family for case in preset_cases(family, args.only, "tiny" if args.tiny else "full")
     ]
-    if asked.cases:
+    if args.cases:
         try:
-            every = [choose_case(every, wanted) for wanted in asked.cases]
+            every = [choose_case(every, wanted) for wanted in args.cases]
         except ValueError as error:
             parser.error(str(error))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        cache, logs = asked.cache or Path(folder) / "cache", Path(folder)
-        if not asked.cold:
-            warm(every, cache, logs, began + asked.seconds * asked.share)
+        cache, logs = args.cache or Path(folder) / "cache", Path(folder)
+        if not args.cold:
+            warm(every, cache, logs, began + args.seconds * args.share)
             print(f"compiled side by side in {time.monotonic() - began:.0f} s", flush=True)
         following = Process(cache, logs, threads=8)
         for number, case in enumerate(every):
-            left = began + asked.seconds - time.monotonic()
+            left = began + args.seconds - time.monotonic()
             if left < 0:
                 break
             process = following
@@ -327,8 +327,8 @@ def main() -> None:
             rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **measurement})
             batch = case.values.get("train_batch_size", 1)
             print(preset_row(rows[-1], batch, time.monotonic() - began), flush=True)
-            if asked.out:
-                asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            if args.out:
+                args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         following.process.kill()
 
 
@@ -342,8 +342,8 @@ def preset_row(row: dict[str, Any], batch: int, at: float) -> str:
     copies = f"kernels {row.get('kernels_s')}, copies {row.get('to_gpu_s')} and {row.get('to_host_s')}"
     numbers = f"{row['s_it']:8.4f} s, busy {row.get('busy_s')} ({copies}), {memory}"
     compiled = f"{row.get('compile', '')} {row.get('not_compiled', '')}"
-    told = "".join(f"\n        {sentence}" for sentence in (*row["cuda_graphs"], *row["why_recompiled"]))
-    return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}{told}"
+    sentences = "".join(f"\n        {sentence}" for sentence in (*row["cuda_graphs"], *row["why_recompiled"]))
+    return f"{start} {numbers}, settling {row['settling_s']} s ({rounds}) {compiled}{sentences}"
 
 
 if __name__ == "__main__":

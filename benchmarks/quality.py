@@ -86,12 +86,12 @@ class Setting:
 
 def settings() -> list[Setting]:
     """The settings of quality.toml."""
-    made = []
+    variants = []
     for name, options in TABLE["settings"].items():
         own: dict[str, Any] = {"yardstick": "float32", "lora": {}, "methods": tuple(METHODS), "processes": 1}
         own |= {key: value for key, value in options.items() if key in own}
-        made.append(Setting(name, {key: value for key, value in options.items() if key not in own}, **own))
-    return made
+        variants.append(Setting(name, {key: value for key, value in options.items() if key not in own}, **own))
+    return variants
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,15 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
     (folder / "data.toml").write_text("\n".join(tables) + "\n", encoding="utf-8")
 
 
-def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def options_of(job: Job, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All options of a run whose files go into a folder."""
-    models = asked.models.resolve() / job.family
-    own: dict[str, Any] = {"learning_rate": asked.full_rate}
+    models = args.models.resolve() / job.family
+    own: dict[str, Any] = {"learning_rate": args.full_rate}
     for name in FAMILIES[job.family].keys() - NOT_HERE:
         value = FAMILIES[job.family][name]
         own[name] = value.format(folder=models) if isinstance(value, str) else value
     if job.method == "lora":
-        own |= {**TABLE["lora"], "learning_rate": asked.rate, "network_dim": asked.rank, "network_alpha": asked.rank}
+        own |= {**TABLE["lora"], "learning_rate": args.rate, "network_dim": args.rank, "network_alpha": args.rank}
         own |= job.setting.lora
     return {
         **TABLE["all"],
@@ -159,35 +159,35 @@ def options_of(job: Job, folder: Path, asked: argparse.Namespace) -> dict[str, A
         "sample_prompts": str(folder / "prompts.txt"),
         "output_dir": str(folder / "out"),
         "output_name": "run",
-        "max_train_steps": asked.steps,
-        "sample_every_n_steps": asked.steps,
+        "max_train_steps": args.steps,
+        "sample_every_n_steps": args.steps,
         "sample_at_first": job.setting.yardstick == job.setting.name,
         "seed": job.seed,
         **job.setting.options,
     }
 
 
-def write_inputs(job: Job, folder: Path, asked: argparse.Namespace) -> Path:
+def write_inputs(job: Job, folder: Path, args: argparse.Namespace) -> Path:
     """The data, the prompts and the TOML of a run; the last one's path."""
-    write_data(folder / "data", asked.steps, asked.batch, job.setting.processes)
-    tail = f"--w {SIDE} --h {SIDE} --s {asked.sample_steps} {GUIDANCE[job.family]}"
+    write_data(folder / "data", args.steps, args.batch, job.setting.processes)
+    tail = f"--w {SIDE} --h {SIDE} --s {args.sample_steps} {GUIDANCE[job.family]}"
     lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in QUALITY_PROMPTS)
     (folder / "prompts.txt").write_text(lines, encoding="utf-8")
-    path, options = folder / "run.toml", options_of(job, folder, asked)
+    path, options = folder / "run.toml", options_of(job, folder, args)
     path.write_text("".join(f"{name} = {toml_value(options[name])}\n" for name in options), encoding="utf-8")
     return path
 
 
-def why_left_out(job: Job, folder: Path, asked: argparse.Namespace) -> str:
+def why_left_out(job: Job, folder: Path, args: argparse.Namespace) -> str:
     """Why the project does not train so, or would ignore what makes the setting; "" where it does."""
     from library.cli import train_script
     from library.config.ineffective import ineffective_options
     from library.families import config_class
 
-    if job.setting.processes > max(asked.gpus, 1) and asked.device == "cuda":
+    if job.setting.processes > max(args.gpus, 1) and args.device == "cuda":
         return f"needs {job.setting.processes} GPUs"
     reading = train_script.read_command_line(
-        config_class(job.script), ["--config_file", str(write_inputs(job, folder, asked))]
+        config_class(job.script), ["--config_file", str(write_inputs(job, folder, args))]
     )
     if reading.problems:
         return "; ".join(map(str, reading.problems))
@@ -240,15 +240,15 @@ def way_to_start(device: str) -> str:
     return "forkserver"
 
 
-def start(job: Job, toml: Path, log: Path, gpu: int, asked: argparse.Namespace) -> list[BaseProcess]:
+def start(job: Job, toml: Path, log: Path, gpu: int, args: argparse.Namespace) -> list[BaseProcess]:
     """The processes of a run, which begin."""
-    context, ranks = multiprocessing.get_context(asked.way), job.setting.processes
+    context, ranks = multiprocessing.get_context(args.way), job.setting.processes
     gpus = ",".join(map(str, range(ranks))) if ranks > 1 else str(gpu)
     shared = {
-        "CUDA_VISIBLE_DEVICES": gpus if asked.device == "cuda" else "",
+        "CUDA_VISIBLE_DEVICES": gpus if args.device == "cuda" else "",
         "KOHYA_HOME": str(toml.parent / "home"),
-        "TORCHINDUCTOR_CACHE_DIR": str(asked.work / "compiled"),
-        "TRITON_CACHE_DIR": str(asked.work / "compiled" / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(args.work / "compiled"),
+        "TRITON_CACHE_DIR": str(args.work / "compiled" / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": "4",
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -266,23 +266,23 @@ def start(job: Job, toml: Path, log: Path, gpu: int, asked: argparse.Namespace) 
     return started
 
 
-def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
+def run(job: Job, gpu: int, args: argparse.Namespace) -> dict[str, Any]:
     """Train once; the row of figures, of which `failed` says why there are none."""
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=asked.work))
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=args.work))
     row: dict[str, Any] = dict(zip(quality_report.KEY, job.key, strict=True))
     began = time.monotonic()
     try:
-        toml, log = write_inputs(job, folder, asked), folder / "log.txt"
-        processes = start(job, toml, log, gpu, asked)
+        toml, log = write_inputs(job, folder, args), folder / "log.txt"
+        processes = start(job, toml, log, gpu, args)
         for process in processes:
-            process.join(max(0.1, began + asked.limit - time.monotonic()))
+            process.join(max(0.1, began + args.limit - time.monotonic()))
         expired = any(process.is_alive() for process in processes)
         for process in processes:
             process.kill()
             process.join()
         text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n") if log.exists() else ""
         if expired or any(process.exitcode for process in processes):
-            row["failed"] = f"not done after {asked.limit:.0f} s" if expired else last_words(text) or "ended"
+            row["failed"] = f"not done after {args.limit:.0f} s" if expired else last_words(text) or "ended"
             row["log"] = text.splitlines()[-30:]
         else:
             row |= quality_report.collect(folder / "out", len(QUALITY_PROMPTS))
@@ -290,57 +290,57 @@ def run(job: Job, gpu: int, asked: argparse.Namespace) -> dict[str, Any]:
         row["failed"] = f"{type(error).__name__}: {error}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return {**row, "seconds": round(time.monotonic() - began, 1), "signature": signature(asked)}
+    return {**row, "seconds": round(time.monotonic() - began, 1), "signature": signature(args)}
 
 
-def signature(asked: argparse.Namespace) -> str:
+def signature(args: argparse.Namespace) -> str:
     names = ("steps", "batch", "rate", "full_rate", "rank", "sample_steps", "device")
-    return " ".join(f"{name}={getattr(asked, name)}" for name in names)
+    return " ".join(f"{name}={getattr(args, name)}" for name in names)
 
 
-def planned(asked: argparse.Namespace) -> Iterator[Job]:
+def planned(args: argparse.Namespace) -> Iterator[Job]:
     """All runs, the first seed of every setting first, and of those what compiles; what is recorded uses its code."""
     every = sorted(settings(), key=lambda one: 2 * (one.name == "recorded") or 1 - one.options.get("compile", False))
-    parts = range(1, asked.seeds + 1), every, asked.families, asked.methods
+    parts = range(1, args.seeds + 1), every, args.families, args.methods
     for seed, setting, family, method in itertools.product(*parts):
-        if method in setting.methods and (not asked.settings or setting.name in asked.settings):
+        if method in setting.methods and (not args.settings or setting.name in args.settings):
             yield Job(family, method, setting, seed)
 
 
-def run_all(asked: argparse.Namespace) -> None:
+def run_all(args: argparse.Namespace) -> None:
     """Run what is missing with so many workers until all is done or the time is up."""
-    rows = quality_report.read_rows(asked.out)
-    others = {row["signature"] for row in rows if "left_out" not in row} - {signature(asked)}
+    rows = quality_report.read_rows(args.out)
+    others = {row["signature"] for row in rows if "left_out" not in row} - {signature(args)}
     if others:
-        raise SystemExit(f"{asked.out} holds runs with {others.pop()}: choose another folder")
+        raise SystemExit(f"{args.out} holds runs with {others.pop()}: choose another folder")
     done = {tuple(row[name] for name in quality_report.KEY) for row in rows if "failed" not in row}
     began, lock, jobs = time.monotonic(), threading.Lock(), queue.SimpleQueue[Job]()
-    with tempfile.TemporaryDirectory(dir=asked.work) as place:
-        for job in planned(asked):
-            if job.seed == 1 and (why := why_left_out(job, Path(place), asked)):
+    with tempfile.TemporaryDirectory(dir=args.work) as place:
+        for job in planned(args):
+            if job.seed == 1 and (why := why_left_out(job, Path(place), args)):
                 quality_report.append(
-                    asked.out, {**dict(zip(quality_report.KEY, job.key, strict=True)), "left_out": why}
+                    args.out, {**dict(zip(quality_report.KEY, job.key, strict=True)), "left_out": why}
                 )
-                done |= {(*job.key[:3], seed) for seed in range(1, asked.seeds + 1)}
+                done |= {(*job.key[:3], seed) for seed in range(1, args.seeds + 1)}
             elif job.key not in done:
                 jobs.put(job)
-    total, asked.way = jobs.qsize(), way_to_start(asked.device)
+    total, args.way = jobs.qsize(), way_to_start(args.device)
 
     def work(number: int) -> None:
-        while time.monotonic() - began < asked.seconds:
+        while time.monotonic() - began < args.seconds:
             try:
                 job = jobs.get_nowait()
             except queue.Empty:
                 return
-            row = run(job, number % max(asked.gpus, 1), asked)
+            row = run(job, number % max(args.gpus, 1), args)
             with lock:
-                quality_report.append(asked.out, row)
+                quality_report.append(args.out, row)
                 result = row.get("failed") or f"held-out loss {row['held_out'][-1][1]:.5f}"
                 name, spent = " ".join(map(str, job.key)), time.monotonic() - began
                 print(f"{spent:.0f} s: {name}: {row['seconds']} s, {result}", flush=True)
 
-    with ThreadPoolExecutor(asked.workers) as pool:
-        list(pool.map(work, range(asked.workers)))
+    with ThreadPoolExecutor(args.workers) as pool:
+        list(pool.map(work, range(args.workers)))
     print(f"{total - jobs.qsize()} of {total} runs in {time.monotonic() - began:.0f} s")
 
 
@@ -358,23 +358,23 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
     parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in settings()])
     parser.add_argument("--work", type=Path, help="folder for files of running trainings (default: a temporary one)")
-    asked = parser.parse_args(argv)
-    if asked.tiny:
-        asked.seeds, asked.steps, asked.sample_steps, asked.settings = 1, 12, 2, asked.settings or ["float32", "bf16"]
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.seeds, args.steps, args.sample_steps, args.settings = 1, 12, 2, args.settings or ["float32", "bf16"]
     pictures = EPOCHS * 2 * len(TRAINED)
-    if asked.steps * asked.batch % pictures or asked.batch % 2:
+    if args.steps * args.batch % pictures or args.batch % 2:
         parser.error(f"--steps times --batch must be a multiple of {pictures}, and --batch an even number")
-    if not asked.report and not asked.models:
+    if not args.report and not args.models:
         parser.error("--models is missing")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    asked.work = (asked.work or Path(tempfile.mkdtemp(prefix="quality-"))).resolve()
-    asked.work.mkdir(parents=True, exist_ok=True)
-    return asked
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.work = (args.work or Path(tempfile.mkdtemp(prefix="quality-"))).resolve()
+    args.work.mkdir(parents=True, exist_ok=True)
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:
-    asked = arguments(argv)
-    if not asked.report:
+    args = arguments(argv)
+    if not args.report:
         # One thread each: those of a pool would be missing after a fork, and many trainings share the processor.
         os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which leaves the GPU to the processes that are forked
@@ -383,11 +383,11 @@ def main(argv: list[str] | None = None) -> None:
 
             multiprocessing.set_forkserver_preload(TABLE["warm"])
             forkserver.ensure_running()  # loads while the settings are checked
-        quality_report.warn_of_fp8([asked.models / family for family in asked.families])
-        run_all(asked)
+        quality_report.warn_of_fp8([args.models / family for family in args.families])
+        run_all(args)
     references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in QUALITY_PROMPTS if ground}
     prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in QUALITY_PROMPTS]
-    quality_report.write(asked.out, prompts, {setting.name: setting.yardstick for setting in settings()})
+    quality_report.write(args.out, prompts, {setting.name: setting.yardstick for setting in settings()})
 
 
 if __name__ == "__main__":

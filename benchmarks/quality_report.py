@@ -259,34 +259,32 @@ def table(compared: Sequence[Compared]) -> Iterator[str]:
     yield f"| | setting | seeds | {' | '.join(title for _, title, _ in FIGURES)} | drift | beyond the spread |"
     yield "|---|---|" + "---:|" * (2 + len(FIGURES)) + "---|"
     for comparison in compared:
-        count, start = (
-            len(comparison.figures["held_out"]),
-            f"| {comparison.family} {comparison.method} | {comparison.setting} |",
-        )
+        count = len(comparison.figures["held_out"])
+        start = f"| {comparison.family} {comparison.method} | {comparison.setting} |"
         if not count:
             yield f"{start}{' |' * (len(FIGURES) + 2)} {comparison.why.replace('|', '/')} |"
             continue
         cells = [spread(comparison.figures[name].values(), decimals) for name, _, decimals in FIGURES]
         drift = spread(comparison.drift or comparison.apart, 3)
-        said = [f"{title}: {comparison.verdict(name)}" for name, title, _ in FIGURES if comparison.verdict(name)]
-        said += ["pictures: as another seed's"] * comparison.drifts + [comparison.why] * bool(comparison.why)
-        yield f"{start} {count} | {' | '.join([*cells, drift])} | {'; '.join(said)} |"
+        verdicts = [f"{title}: {comparison.verdict(name)}" for name, title, _ in FIGURES if comparison.verdict(name)]
+        verdicts += ["pictures: as another seed's"] * comparison.drifts + [comparison.why] * bool(comparison.why)
+        yield f"{start} {count} | {' | '.join([*cells, drift])} | {'; '.join(verdicts)} |"
 
 
 def spread(values: Any, decimals: int) -> str:
     """Mean and standard deviation."""
-    known = list(values)
-    if not known:
+    numbers = list(values)
+    if not numbers:
         return ""
-    more = f" ± {statistics.stdev(known):.{decimals}f}" if len(known) > 1 else ""
-    return f"{statistics.mean(known):.{decimals}f}{more}"
+    more = f" ± {statistics.stdev(numbers):.{decimals}f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):.{decimals}f}{more}"
 
 
 def figure(compared: Sequence[Compared], rows: Sequence[Row]) -> Image.Image:
     """A row for each family and method: held-out losses and distances of all seeds, and loss curves."""
-    kinds = list(dict.fromkeys((one.family, one.method) for one in compared))
+    kinds = list(dict.fromkeys((result.family, result.method) for result in compared))
     lines = {
-        kind: [one for one in compared if (one.family, one.method) == kind and one.figures["held_out"]]
+        kind: [result for result in compared if (result.family, result.method) == kind and result.figures["held_out"]]
         for kind in kinds
     }
     heights = [60 + 22 * max(4, len(lines[kind])) for kind in kinds]
@@ -294,11 +292,11 @@ def figure(compared: Sequence[Compared], rows: Sequence[Row]) -> Image.Image:
     pen, top = ImageDraw.Draw(image), 0
     for kind, height in zip(kinds, heights, strict=True):
         pen.text((12, top + 8), " ".join(kind), fill="black", font=font(16))
-        for number, one in enumerate(lines[kind]):
-            pen.text((12, top + 38 + 22 * number), one.setting, fill="black", font=font(13))
+        for number, result in enumerate(lines[kind]):
+            pen.text((12, top + 38 + 22 * number), result.setting, fill="black", font=font(13))
         for column, (name, title, _) in enumerate(FIGURES[:2]):
             dots(pen, (140 + 370 * column, top), (name, title), lines[kind])
-        names = [one.setting for one in lines[kind]]
+        names = [result.setting for result in lines[kind]]
         own = [row for row in rows if (row["family"], row["method"]) == kind]
         curves(pen, (900, top + 34, 1300, top + height - 26), own, names)
         top += height
@@ -309,7 +307,7 @@ def dots(pen: ImageDraw.ImageDraw, place: tuple[int, int], what: tuple[str, str]
     """A dot for each seed and a line at the mean; the band is the yardstick's mean and standard deviation."""
     (left, top), (name, title), wide = place, what, 330
     pen.text((left, top + 10), title, fill="#5c5c56", font=font(13))
-    every = [value for one in shown for which in (one.figures, one.against) for value in which[name].values()]
+    every = [value for result in shown for which in (result.figures, result.against) for value in which[name].values()]
     if not every:
         return
     low, high = min(every), max(every)
@@ -317,16 +315,16 @@ def dots(pen: ImageDraw.ImageDraw, place: tuple[int, int], what: tuple[str, str]
     def across(value: float) -> float:
         return left + 8 + (wide - 16) * (value - low) / ((high - low) or 1)
 
-    for number, one in enumerate(shown):
-        y, theirs = top + 46 + 22 * number, list(one.against[name].values())
+    for number, result in enumerate(shown):
+        y, theirs = top + 46 + 22 * number, list(result.against[name].values())
         if len(theirs) > 1:
             middle, wide_by = statistics.mean(theirs), statistics.stdev(theirs)
             ends = [min(max(across(middle + sign * wide_by), left), left + wide) for sign in (-1, 1)]
             pen.rectangle((ends[0], y - 10, ends[1], y + 11), fill="#e8e7fb")
-        colour = {"worse": "#b91c1c", "better": "#15803d"}.get(one.verdict(name), "#4338ca")
-        for value in one.figures[name].values():
+        colour = {"worse": "#b91c1c", "better": "#15803d"}.get(result.verdict(name), "#4338ca")
+        for value in result.figures[name].values():
             pen.ellipse((across(value) - 3, y - 3, across(value) + 3, y + 3), outline=colour)
-        mean = across(statistics.mean(one.figures[name].values()))
+        mean = across(statistics.mean(result.figures[name].values()))
         pen.line((mean, y - 7, mean, y + 7), fill=colour, width=2)
     pen.text((left, top + 40 + 22 * len(shown)), f"{low:.4g} to {high:.4g}", fill="#5c5c56", font=font(11))
 

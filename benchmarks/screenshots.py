@@ -165,7 +165,7 @@ def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
     page.keyboard.press("Escape")
 
 
-def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: argparse.Namespace) -> None:
+def through(browser: Any, address: str, demo: Any, size: str, mode: str, args: argparse.Namespace) -> None:
     """All pictures of one window."""
     width, height = WINDOW_SIZES[size]
     context = browser.new_context(
@@ -176,11 +176,11 @@ def through(browser: Any, address: str, demo: Any, size: str, mode: str, asked: 
     page.goto(address)
     page.wait_for_selector("form.settings")
     page.wait_for_selector(".run[data-run]")
-    wanted = asked.only or SHOWN_IN_DOCS
+    wanted = args.only or SHOWN_IN_DOCS
     before = {"dataset": ["lora"], "masks": ["lora", "dataset"]}  # what a tab shows something of
     for name in TABS:
         if name in wanted or any(name in before.get(other, ()) for other in wanted):
-            shoot(page, name, demo, asked.to / f"{name}-{size}-{mode}.png" if name in wanted else None)
+            shoot(page, name, demo, args.to / f"{name}-{size}-{mode}.png" if name in wanted else None)
     context.close()
 
 
@@ -188,9 +188,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Take pictures of the page.")
     parser.add_argument("--to", type=Path, default=PROJECT_ROOT / "docs" / "screenshots")
     parser.add_argument("--only", choices=list(TABS), action="append")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kohya-screenshots-") as made:
-        folder = Path(made).resolve()
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kohya-screenshots-") as place:
+        folder = Path(place).resolve()
         os.environ["KOHYA_HOME"] = str(folder / "home")
         from playwright.sync_api import sync_playwright
 
@@ -203,10 +203,10 @@ def main() -> int:
             )
             for size in WINDOW_SIZES:
                 for mode in ("light", "dark"):
-                    through(browser, address, demo, size, mode, asked)
+                    through(browser, address, demo, size, mode, args)
             browser.close()
-    total = sum(file.stat().st_size for file in asked.to.glob("*.png"))
-    print(f"{len(list(asked.to.glob('*.png')))} pictures, {total / 1e6:.2f} MB")
+    total = sum(file.stat().st_size for file in args.to.glob("*.png"))
+    print(f"{len(list(args.to.glob('*.png')))} pictures, {total / 1e6:.2f} MB")
     return 0
 
 

@@ -157,9 +157,9 @@ def main(arguments: list[str]) -> None:
         paired_draws.install()
     sys.argv = [script, *options]  # which its reading of the TOML parses again
     parser = module.setup_parser()
-    asked = parser.parse_args()
-    train_util.verify_command_line_training_args(asked)
-    train(train_util.read_config_from_file(asked, parser))
+    args = parser.parse_args()
+    train_util.verify_command_line_training_args(args)
+    train(train_util.read_config_from_file(args, parser))
 
 
 if __name__ == "__main__":

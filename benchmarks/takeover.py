@@ -93,20 +93,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=500, help="seconds after which a training is ended")
     parser.add_argument("--work", type=Path, default=Path("takeover"), help="the folder of models, images and results")
     parser.add_argument("--out", type=Path, help="a JSON file with all rows")
-    asked = parser.parse_args(arguments)
-    work, rows = asked.work.resolve(), []
-    versus_files.make_versus_inputs(work / "inputs", {asked.family}, asked.tiny)
-    given = dict(map(parse_option, asked.options))
-    for steps, cache in itertools.product(asked.steps, ("cold", "warm") if asked.warm else ("cold",)):
-        plain = versus_files.plain_case(asked.family, asked.tiny, steps)
-        for way in asked.ways:
-            options = {**plain.options, **TAKEOVER_WAYS[way], **given}
-            case = VersusCase(asked.family, "lora", f"{way} {steps}", options, ())
-            row = {"way": way, "steps": steps, "compiler_cache": cache, **run_takeover(case, work, asked.limit)}
+    args = parser.parse_args(arguments)
+    work, rows = args.work.resolve(), []
+    versus_files.make_versus_inputs(work / "inputs", {args.family}, args.tiny)
+    values = dict(map(parse_option, args.options))
+    for steps, cache in itertools.product(args.steps, ("cold", "warm") if args.warm else ("cold",)):
+        plain = versus_files.plain_case(args.family, args.tiny, steps)
+        for way in args.ways:
+            options = {**plain.options, **TAKEOVER_WAYS[way], **values}
+            case = VersusCase(args.family, "lora", f"{way} {steps}", options, ())
+            row = {"way": way, "steps": steps, "compiler_cache": cache, **run_takeover(case, work, args.limit)}
             rows.append({name: row.get(name) for name in COLUMNS})
             print(json.dumps(rows[-1], indent=1), flush=True)
-            if asked.out:
-                asked.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            if args.out:
+                args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return int(any(row["failed"] for row in rows))
 
 

@@ -190,8 +190,8 @@ def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> st
         "more metadata": len(set(file["metadata"]) - set(ours["metadata"])),
         "metadata missing": len(set(ours["metadata"]) - set(file["metadata"])),
     }
-    told = ", ".join(f"{number} {title}" for title, number in differences.items() if number)
-    return told or f"the same {len(both)} tensors and metadata"
+    summary = ", ".join(f"{number} {title}" for title, number in differences.items() if number)
+    return summary or f"the same {len(both)} tensors and metadata"
 
 
 # ---- the table
@@ -224,21 +224,21 @@ def versus_rows(rows: list[Row]) -> Iterator[str]:
         yield f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
 
 
-def document(found: dict[str, Any]) -> str:
+def document(results: dict[str, Any]) -> str:
     """The machine, the versions and the table."""
-    machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    lines = [f"Machine: {machine}.", f"{found['steps']} steps; * makes its caches.", ""]
-    for name, about in found["programs"].items():
+    machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    lines = [f"Machine: {machine}.", f"{results['steps']} steps; * makes its caches.", ""]
+    for name, about in results["programs"].items():
         packages = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
         lines.append(f"- {name} {about['commit']}: {packages}")
-    return "\n".join([*lines, "", *versus_rows(found["rows"])]) + "\n"
+    return "\n".join([*lines, "", *versus_rows(results["rows"])]) + "\n"
 
 
-def save_results(found: dict[str, Any], out: Path) -> None:
+def save_results(results: dict[str, Any], out: Path) -> None:
     """Write down what is known so far."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    out.with_suffix(".md").write_text(document(found), encoding="utf-8")
+    out.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    out.with_suffix(".md").write_text(document(results), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -255,28 +255,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a training is ended")
     parser.add_argument("--work", type=Path, default=Path("versus"), help="the folder of models, images and results")
     parser.add_argument("--out", type=Path, help="OUT.json and OUT.md; default: results in the folder of --work")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
         programs = [
             Program(THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable),
-            *map(Program.parse, asked.rival),
+            *map(Program.parse, args.rival),
         ]
     except ValueError as error:
         parser.error(str(error))
     every = [
         case
-        for case in versus_files.versus_cases(asked.tiny, asked.steps)
-        if case.family in asked.family and case.kind in asked.kind
+        for case in versus_files.versus_cases(args.tiny, args.steps)
+        if case.family in args.family and case.kind in args.kind
     ]
-    if unknown := {*(asked.cases or ())} - {case.name for case in every}:
+    if unknown := {*(args.cases or ())} - {case.name for case in every}:
         names = ", ".join(dict.fromkeys(case.name for case in every))
         parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here; choose from {names}")
-    every = [case for case in every if not asked.cases or case.name in asked.cases]
-    work, out = asked.work.resolve(), asked.out or asked.work / "results"
-    versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, asked.tiny)
+    every = [case for case in every if not args.cases or case.name in args.cases]
+    work, out = args.work.resolve(), args.out or args.work / "results"
+    versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, args.tiny)
     results: dict[str, Any] = {
         "machine": machine_facts(),
-        "steps": asked.steps,
+        "steps": args.steps,
         "rows": [],
         "programs": {
             one.name: {
@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     for case in every:
         for program in programs:
-            results["rows"].append(run_program(program, case, work, asked.limit))
+            results["rows"].append(run_program(program, case, work, args.limit))
             print([*versus_rows(results["rows"])][-1], flush=True)
             save_results(results, out)
     print(document(results))

@@ -153,9 +153,9 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
     data = folder / f"{stem}-data.toml"
     data.write_text("\n".join(tables) + "\n", encoding="utf-8")
     left_out = {*MUSUBI_DATA, *NOT_MUSUBI}
-    found = {MUSUBI_OPTIONS.get(name, name): value for name, value in options.items() if name not in left_out}
-    found |= {"dataset_config": data.as_posix()} | ({"fp8_scaled": True} if options.get("fp8_base") else {})
-    return write_flat(folder / f"{stem}.toml", found)
+    settings = {MUSUBI_OPTIONS.get(name, name): value for name, value in options.items() if name not in left_out}
+    settings |= {"dataset_config": data.as_posix()} | ({"fp8_scaled": True} if options.get("fp8_base") else {})
+    return write_flat(folder / f"{stem}.toml", settings)
 
 
 def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
@@ -272,8 +272,8 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
             match = FIRST_BLOCK.fullmatch(name)
             kind = match[1].rstrip(".").rpartition(".")[2] if match else ""
             number = getattr(sizes, kind, 0) or getattr(sizes, "blocks", 1)
-            for one in [f"{match[1]}{i}{match[2]}" for i in range(number)] if match else [name]:
-                new[one] = about | {"data_offsets": [at, at + end - start]}
+            for path in [f"{match[1]}{i}{match[2]}" for i in range(number)] if match else [name]:
+                new[path] = about | {"data_offsets": [at, at + end - start]}
                 parts.append((start, end))
                 at += end - start
         text = json.dumps(new).encode()

@@ -37,12 +37,12 @@ class PrintedSteps:
         """Seconds until the first step was done, and seconds a step over the second half."""
         if not self.seen:
             return {}
-        found = {"first_step_s": round(min(self.seen.values()), 1)}
+        facts = {"first_step_s": round(min(self.seen.values()), 1)}
         last = max(self.seen)
         first = min((step for step in self.seen if step >= self.steps / 2), default=last)
         if last > first:
-            found["s_it"] = round((self.seen[last] - self.seen[first]) / (last - first), 4)
-        return found
+            facts["s_it"] = round((self.seen[last] - self.seen[first]) / (last - first), 4)
+        return facts
 
 
 class GpuMemory:

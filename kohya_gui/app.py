@@ -75,7 +75,7 @@ class Page(gr.Blocks):
 
 def build_page(roots: Sequence[Path] = ()) -> Page:
     """Build the page. Only files below the folders in `roots` may be listed, read and written."""
-    start_roots, roots = roots, roots or paths.roots()
+    start_roots, roots = roots, roots or paths.find_roots()
     training = TrainingTabs({tab.id: TrainingTab(tab, roots) for tab in TABS})
     forms = Forms(training.tabs)
     blocks_arguments: JsonObject = {"analytics_enabled": False, "fill_width": True, "delete_cache": (3600, 3600)}
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    roots = Roots(paths.roots(arguments.root), is_private(access, arguments.root_path))
+    roots = Roots(paths.find_roots(arguments.root), is_private(access, arguments.root_path))
     with without_collecting():
         page = build_page(roots)
         app = application(page, access, arguments.root_path)

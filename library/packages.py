@@ -240,8 +240,7 @@ def package_lines(errors: Mapping[str, str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    problems = list(
-        package_lines(examine_packages(PACKAGE_NAMES, patience=600.0))
-    )  # new packages have no compiled or cached files yet
+    # New packages have no compiled or cached files yet.
+    problems = list(package_lines(examine_packages(PACKAGE_NAMES, patience=600.0)))
     print("\n".join(problems) or "The optimizers' packages and LyCORIS work.")
     sys.exit(bool(problems))

@@ -121,19 +121,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for vae.safetensors and vae.png")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--batch", type=int, default=64)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.manual_seed(networks.SEED)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), networks.AUTOENCODERS[asked.family]
+    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), networks.AUTOENCODERS[args.family]
     vae = kind.vae().to_empty(device=device)
     vae.load_state_dict(networks.random_of(vae.state_dict(), 9))
     vae = vae.to(memory_format=torch.channels_last)
-    train_autoencoder(vae, read_pictures(asked.pictures / "train").to(device), kind, asked.seconds, asked.batch)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    report_quality(vae.eval(), read_pictures(asked.pictures / "held_out").to(device), kind, asked.folder / "vae.png")
+    train_autoencoder(vae, read_pictures(args.pictures / "train").to(device), kind, args.seconds, args.batch)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    report_quality(vae.eval(), read_pictures(args.pictures / "held_out").to(device), kind, args.folder / "vae.png")
     tensors = {name: tensor.cpu().contiguous() for name, tensor in vae.state_dict().items()}
-    write_atomic(asked.folder / "vae.safetensors", lambda temporary: save_file(tensors, temporary, {"format": "pt"}))
+    write_atomic(args.folder / "vae.safetensors", lambda temporary: save_file(tensors, temporary, {"format": "pt"}))
 
 
 if __name__ == "__main__":

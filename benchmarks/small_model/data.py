@@ -77,13 +77,13 @@ def main() -> None:
     parser.add_argument("--variants", type=int, default=16, help="pictures of each emoji (default: 16)")
     parser.add_argument("--to", type=Path, help="another folder for the pictures")
     parser.add_argument("--first", type=int, help="only so many emoji")
-    asked = parser.parse_args()
-    folder = asked.to or asked.folder / "pictures"
+    args = parser.parse_args()
+    folder = args.to or args.folder / "pictures"
     for part in ("train", "held_out"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    stored = list(read_archive(asked.folder / "emoji.zip"))[: asked.first]
+    stored = list(read_archive(args.folder / "emoji.zip"))[: args.first]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        counts = pool.map(partial(write_pictures, folder, asked.variants), stored, chunksize=16)
+        counts = pool.map(partial(write_pictures, folder, args.variants), stored, chunksize=16)
         print(f"{sum(counts)} pictures in {folder}")
 
 

@@ -59,10 +59,10 @@ def main() -> None:
     parser.add_argument("trained", type=Path, help="the pretrained .safetensors file")
     parser.add_argument("model", type=Path, help="the folder of the untrained files")
     parser.add_argument("to", type=Path, help="the folder to write")
-    asked = parser.parse_args()
-    finish(asked.family, asked.trained, asked.model, asked.to)
-    size = sum(path.stat().st_size for path in asked.to.rglob("*") if path.is_file())
-    print(f"{asked.to}: {size / 1e6:.1f} MB")
+    args = parser.parse_args()
+    finish(args.family, args.trained, args.model, args.to)
+    size = sum(path.stat().st_size for path in args.to.rglob("*") if path.is_file())
+    print(f"{args.to}: {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -136,16 +136,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--emoji", type=Path, required=True, help="the folder of emoji.zip")
     parser.add_argument("--autoencoder", type=Path, help="a trained one, by diffusers' names; else a random one")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    names = [name for name, _ in data.read_archive(asked.emoji / "emoji.zip")]
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    names = [name for name, _ in data.read_archive(args.emoji / "emoji.zip")]
     vae = (
-        load_file(asked.autoencoder)
-        if asked.autoencoder
-        else random_of(AUTOENCODERS[asked.family].vae().state_dict(), 9)
+        load_file(args.autoencoder) if args.autoencoder else random_of(AUTOENCODERS[args.family].vae().state_dict(), 9)
     )
-    WRITERS[asked.family](asked.folder, vae, names)
-    print(f"{asked.family} in {asked.folder}")
+    WRITERS[args.family](args.folder, vae, names)
+    print(f"{args.family} in {args.folder}")
 
 
 if __name__ == "__main__":

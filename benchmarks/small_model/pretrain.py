@@ -65,7 +65,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def pretraining_options(family: str, folder: Path, pictures: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def pretraining_options(family: str, folder: Path, pictures: Path, args: argparse.Namespace) -> dict[str, Any]:
     own = {
         name: value.format(folder=folder) if isinstance(value, str) else value
         for name, value in FAMILIES[family].items()
@@ -76,16 +76,16 @@ def pretraining_options(family: str, folder: Path, pictures: Path, asked: argpar
     write_atomic(folder / "prompts.txt", "".join(lines))
     of_this_run = {
         "train_data_dir": str(pictures),
-        "train_batch_size": asked.batch,
-        "max_train_steps": asked.steps,
-        "lr_decay_steps": asked.steps // 3,
+        "train_batch_size": args.batch,
+        "max_train_steps": args.steps,
+        "lr_decay_steps": args.steps // 3,
         "output_dir": str(folder / "trained"),
         "output_name": family,
-        "save_every_n_steps": max(1, asked.steps // 4),
+        "save_every_n_steps": max(1, args.steps // 4),
         "sample_prompts": str(folder / "prompts.txt"),
-        "sample_every_n_steps": max(1, asked.steps // 2),
+        "sample_every_n_steps": max(1, args.steps // 2),
     }
-    more = dict(pair.split("=", 1) for pair in asked.option)
+    more = dict(pair.split("=", 1) for pair in args.option)
     return ALL | own | of_this_run | more
 
 
@@ -97,12 +97,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="as on the command line")
-    asked = parser.parse_args()
-    folder = asked.folder.resolve()
-    chosen = pretraining_options(asked.family, folder, asked.pictures.resolve(), asked)
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    chosen = pretraining_options(args.family, folder, args.pictures.resolve(), args)
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in chosen.items())
     write_atomic(folder / "pretrain.toml", text)
-    command = [sys.executable, "-m", "library.cli.main", "train", f"{asked.family}_train"]
+    command = [sys.executable, "-m", "library.cli.main", "train", f"{args.family}_train"]
     sys.exit(subprocess.run([*command, "--config_file", str(folder / "pretrain.toml")], check=False).returncode)
 
 

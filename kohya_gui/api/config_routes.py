@@ -113,16 +113,16 @@ class PresetValues(Answer):
 def read_training(body: TrainingBody, roots: Sequence[Path]) -> Reading[Any]:
     """Return the reading of a training about to start, with all its problems; files outside `roots` are problems."""
     if body.script not in RUNS:
-        known = ", ".join(RUNS)
+        scripts = ", ".join(RUNS)
         raise ConfigError(
-            Problem("script", ": {script} is not a script: choose one of {known}", script=body.script, known=known)
+            Problem("script", ": {script} is not a script: choose one of {known}", script=body.script, known=scripts)
         )
     values = {**flatten_sections(parse_toml(body.toml, "toml")), **flatten_sections(body.config)}
     reading = read_layers(config_class(body.script), [Layer(values)])
     problems = [*reading.problems, *gpu_slots.find_launch_problems(body.launch)]
     named = reading.wrong.union(*(problem.options for problem in problems))
     problems += [problem for problem in find_missing(reading.config) if problem.option not in named]
-    return paths.allowed(replace(reading, problems=problems), roots)
+    return paths.within_roots(replace(reading, problems=problems), roots)
 
 
 def router(roots: Sequence[Path]) -> APIRouter:
@@ -199,8 +199,8 @@ def _add_presets(routes: APIRouter) -> None:
         family: Annotated[str, Query(description="Only those of this family")] = "",
         kind: Annotated[str, Query(description="Only those of this kind of training")] = "",
     ) -> Any:
-        found = [p for p in preset_files.all_presets() if family in ("", p.family) and kind in ("", p.kind)]
-        return answer(PresetList, presets=[_about(preset) for preset in found])
+        listed = [p for p in preset_files.all_presets() if family in ("", p.family) and kind in ("", p.kind)]
+        return answer(PresetList, presets=[_about(preset) for preset in listed])
 
     @routes.get(
         "/presets/{family}/{name}",

@@ -141,5 +141,5 @@ def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
     @routes.post("/{entry}/duplicate", operation_id="duplicate_entry", summary="Add a copy with its own name", **shown)
     def duplicate(entry: str, body: Nothing) -> Any:
         double = queue.duplicate(entry)
-        said = Message("{name} is in the queue: a copy with a new name.", name=double.name)
-        return show_queue(said, double.id)
+        message = Message("{name} is in the queue: a copy with a new name.", name=double.name)
+        return show_queue(message, double.id)

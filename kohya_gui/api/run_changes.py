@@ -47,8 +47,8 @@ class RunChanges:
         with self._lock:
             self._number += 1
             before, order = self._runs, [run["id"] for run in runs]
-            known = {run["id"]: before.get(run["id"], (None,))[0] for run in runs}
-            same = {run["id"] for run in runs if known[run["id"]] is run or known[run["id"]] == run}
+            before_by_run = {run["id"]: before.get(run["id"], (None,))[0] for run in runs}
+            same = {run["id"] for run in runs if before_by_run[run["id"]] is run or before_by_run[run["id"]] == run}
             self._runs = {run["id"]: before[run["id"]] if run["id"] in same else (run, self._number) for run in runs}
             if order != self._order:
                 self._order, self._ordered = order, self._number

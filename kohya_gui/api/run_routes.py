@@ -171,21 +171,21 @@ def _details(run: reader.RecordedRun) -> Any:
 def _add_actions(routes: APIRouter) -> None:
     @routes.post("/{run}/stop", operation_id="stop_run", summary="Stop a run", response_model=StoppedRun)
     def stop_run(run: str, body: StopRequest, request: Request) -> Any:
-        found = answers.run_of_id(run)
-        stop.refuse_ended(found)
+        recorded = answers.run_of_id(run)
+        stop.refuse_ended(recorded)
         if body.how == "kill":
-            stop.refuse_early_kill(found)
-        following = queue.starts_next(found)
+            stop.refuse_early_kill(recorded)
+        following = queue.starts_next(recorded)
         next_name = following.name if following else ""
-        if not body.sure and (question := _question(found, body, next_name)):
+        if not body.sure and (question := _question(recorded, body, next_name)):
             return answers.respond_failure(request, 409, {"error": question, "field": "sure", "next": next_name})
         then: MessageLike = Message("Then the queue starts {name}.", name=next_name) if next_name else ""
         if body.pause_queue:
             queue.pause()
             then, next_name = "The queue is paused: no new training starts.", ""
-        stop.request(found.id, body.how)
-        said = join_messages([stop.answer_to(found, body.how), *([then] if then else [])], " ")
-        return answer(StoppedRun, said=said, next=next_name)
+        stop.request(recorded.id, body.how)
+        sentence = join_messages([stop.answer_to(recorded, body.how), *([then] if then else [])], " ")
+        return answer(StoppedRun, said=sentence, next=next_name)
 
     @routes.post("/{run}/save", operation_id="save_run", summary="Save a file and a state", response_model=Said)
     def save_run(run: str, body: Nothing) -> Any:
@@ -253,11 +253,11 @@ def _add_contents(routes: APIRouter) -> None:
             Query(pattern=r"^(\d{1,9} \d{1,9} \d{1,9})?$", description="Its generation and the numbers got of each"),
         ] = "",
     ) -> Any:
-        found = answers.run_of_id(run)
+        recorded = answers.run_of_id(run)
         generation, steps, checks = map(int, since.split() or (-1, 0, 0))
-        measured = series.series_of(found.folder).update().since(generation, steps, checks)
-        name, likeness = overview.summary(found).name, series.likeness_of_files(found.folder)
-        return answer(Series, **measured, likeness=likeness, name=name, active=found.active)
+        measured = series.series_of(recorded.folder).update().since(generation, steps, checks)
+        name, likeness = overview.summary(recorded).name, series.likeness_of_files(recorded.folder)
+        return answer(Series, **measured, likeness=likeness, name=name, active=recorded.active)
 
     @routes.post(
         "/{run}/note", operation_id="note_run", summary="Store the note about a run", response_model=StoredNote

@@ -38,8 +38,8 @@ def sample_router() -> APIRouter:
     def list_samples(
         run: str, resumed: Annotated[bool, Query(description="After those of the runs that it continues")] = False
     ) -> Any:
-        found = answers.run_of_id(run)
-        listed = resumed_samples.with_resumed(found) if resumed else resumed_samples.own_samples(found)
+        recorded = answers.run_of_id(run)
+        listed = resumed_samples.with_resumed(recorded) if resumed else resumed_samples.own_samples(recorded)
         return answer(SampleList, samples=[_described(sample) for sample in listed])
 
     images: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}

@@ -72,12 +72,9 @@ class DatasetTab:
 
     def open(self, request: ApiRequest) -> JsonObject:
         """Scan a folder again."""
-        taken_settings, world = (
-            (request.text("script"), request.values("taken")),
-            max(1, request.number("processes", 1, 4096)),
-        )
-        config = settings.config_of_tab(request.text("folder"), request.values("settings"), self.roots, *taken_settings)
-        trigger = request.text("trigger")
+        folder, values, script = request.text("folder"), request.values("settings"), request.text("script")
+        config = settings.config_of_tab(folder, values, self.roots, script, request.values("taken"))
+        world, trigger = max(1, request.number("processes", 1, 4096)), request.text("trigger")
         return self._begin(lambda report: self._overview(self._scan(config, world, report), trigger))
 
     def page(self, request: ApiRequest) -> JsonObject:
@@ -137,11 +134,9 @@ class DatasetTab:
             picture = changes.change_caption(collection, name, request.text("text"), expected)
         except ConfigError as error:
             picture_now = collection.known.get(name)
-            return (
-                refused(error)
-                if picture_now is None
-                else {"said": str(error), "row": row(collection, picture_now, has)}
-            )
+            if picture_now is None:
+                return refused(error)
+            return {"said": str(error), "row": row(collection, picture_now, has)}
         return {"row": row(collection, picture, has), **self._overview(collection, request.text("trigger"))}
 
     def edit(self, request: ApiRequest) -> JsonObject:
@@ -325,7 +320,7 @@ class DatasetTab:
             "fixed": collection.fixed,
             "past": [] if collection.fixed else past(collection.root),
             "places": list(settings.image_sources(collection)),
-            "kinds": {kind: n for kind, n in counts.items()},
+            "kinds": dict(counts),
             "compared": collection.compared,
             "calm": ["reg", "held", *(["turned"] if collection.config.data.exif_rotation else [])],
             "titles": {

@@ -82,7 +82,7 @@ def _decides(option: Option) -> bool:
     return option.section in SECTIONS or option.name in BESIDES
 
 
-def settings_mark(config: RunConfig, world: int = 1) -> str:
+def settings_mark(config: RunConfig, world: int) -> str:
     settings_text = repr((config, world)).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(settings_text, digest_size=8).hexdigest()
 
@@ -124,8 +124,8 @@ def dataset_tab_html() -> str:
         "SOURCE_BUTTON": picker.browse_button("source", SOURCE_LABEL, "folder"),
         "SETTINGS": fields,
         "TAKES": " ".join(name for name, option in options_of(CONFIG).items() if _decides(option)),
-        "CAPTION": commands.forms_html(FORMS, ("folder", "extension"), keeps=True),
-        "MASKS": commands.forms_html(MASKS, ("folder",), keeps=True),
+        "CAPTION": commands.forms_html(FORMS, ("folder", "extension")),
+        "MASKS": commands.forms_html(MASKS, ("folder",)),
     }
     for name, html in browse.items():
         text = text.replace(f"<!-- {name} -->", html)

@@ -84,16 +84,16 @@ class FormApi:
         config, adapters = form.lenient_config(submission), None
         if isinstance(config, AdapterRun):
             adapters = adapter.adapter_state(config, self.sizes.counts(config))
-        found, model = mistakes.find_mistakes(form, submission, self.roots, request.text("typing"))
+        problems, model = mistakes.find_mistakes(form, submission, self.roots, request.text("typing"))
         wrong: dict[str, MessageLike] = {}
-        for problem in found:
+        for problem in problems:
             wrong.setdefault(places[problem.option][1], problem.about.capitalized())
         reasons = ineffective_options(config) | datasets.reasons_of_rows(config)
         ineffective = {places[name][1]: reason for name, reason in reasons.items() if name in places}
         fields_with_keys = [places[name][1] for name in keys.stored_keys() if name in places]
         allow = {
             str(problem.about.capitalized()): folder
-            for problem in found
+            for problem in problems
             if (folder := allowed_folders.asked_folder(problem))
         }
         return {
@@ -189,12 +189,12 @@ class FormApi:
     def compare(self, request: ApiRequest) -> JsonObject:
         """The options that differ between two settings."""
         form, submission = self._parse(request)
-        keys = [request.text("first"), request.text("second")]
-        chosen = [compare.config_of_key(key, lambda: form.collect(submission)[0], self.roots) for key in keys]
+        config_keys = [request.text("first"), request.text("second")]
+        chosen = [compare.config_of_key(key, lambda: form.collect(submission)[0], self.roots) for key in config_keys]
         (first_title, first), (second_title, second) = chosen
         if first_title == second_title:  # such as two files of one name, or two runs of one minute
-            first_title, second_title = names_apart([Path(key.removeprefix("run:")) for key in keys])
-        rows = compare.compare_settings(keys, [first, second], self.roots)
+            first_title, second_title = names_apart([Path(key.removeprefix("run:")) for key in config_keys])
+        rows = compare.compare_settings(config_keys, [first, second], self.roots)
         return {"first": first_title, "second": second_title, "rows": rows}
 
     def probe(self, request: ApiRequest) -> JsonObject:

@@ -51,7 +51,7 @@ class CacheApi:
         reading = read_layers(form.configs[submission.family], [Layer(values)])
         missing = [problem for problem in find_missing(reading.config) if problem.option != "output_dir"]
         problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch), *missing]
-        reading = paths.allowed(replace(reading, problems=problems), self.roots)
+        reading = paths.within_roots(replace(reading, problems=problems), self.roots)
         raise_if_any(reading.problems)
         refuse_second(CACHING_KIND)
         folder, config = jobs.new(CACHING_KIND), reading.config

@@ -67,14 +67,14 @@ def contents_of_key(key: str, config: Any, roots: Sequence[Path]) -> dict[str, F
     if kind == "run" and layout.is_run_id(name):
         values = queue_rows.run_contents(reader.find_run(name))
         return {option: value for option, value in values.items() if isinstance(value, FileContent)}
-    found = {}
+    contents = {}
     for option, value in option_values(config).items():
         if option not in job_files.COPIED or not value:
             continue
         with contextlib.suppress(ConfigError):  # a file that the page may not show is compared by its path
             path = paths.existing_file(str(value), roots, CONTENT_SUFFIXES, option)
-            found |= {option: content} if (content := file_contents.content_of(path)) else {}
-    return found
+            contents |= {option: content} if (content := file_contents.content_of(path)) else {}
+    return contents
 
 
 def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileContent]]) -> dict[str, list[MessageLike]]:

@@ -215,13 +215,11 @@ def save_datasets(form: SettingsForm, submission: Submission, request: ApiReques
     """
     named = request.text("file").strip()
     new = form.lenient_config(submission)
-    path = (
-        paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
-        if named
-        else kept_file.free_path(dataset_file_place(new, roots))
-    )
     tables_before: list[DatasetTable] = []
-    if named:
+    if not named:
+        path = kept_file.free_path(dataset_file_place(new, roots))
+    else:
+        path = paths.file(named, roots, DATASET_SUFFIXES, DATASET_OPTION)
         kept_file.check_editable(path, DATASET_OPTION)
         kept_file.check_unchanged(path, request.text("known"), DATASET_OPTION)
         tables_before = dataset_file.read_dataset_tables(path)

@@ -332,8 +332,8 @@ def form_fields(configs: Mapping[str, type]) -> list[FormField]:
             if not (option := options_of(config).get(name)):
                 continue
             reason = config.pending.get(name, "")
-            looks = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
-            face = (name, option.section, *looks, reason)
+            appearance = (option.label, option.help, option.default, option.choices, condition(option.shown_with))
+            face = (name, option.section, *appearance, reason)
             field = faces.get(face, FormField(option, ()))
             ineffective = (family,) if name in config.ineffective or name in config.unfit else ()
             faces[face] = FormField(option, (*field.families, family), (*field.ineffective, *ineffective), reason)

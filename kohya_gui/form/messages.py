@@ -179,7 +179,7 @@ OFFER_MODELS = (
 )
 
 
-def values_button(values: Mapping[str, bool | str], code: str = "") -> str:
+def values_button(values: Mapping[str, bool | str], code: str) -> str:
     """The button that puts values into the form; for an ineffective option (`code`) it resets the option."""
     if not values:
         return ""
@@ -270,7 +270,7 @@ def _copyable_code(title: str, text: str) -> str:
     return f'<div class="code"><b>{html.escape(title)}</b>{copy}<pre>{html.escape(text)}</pre></div>'
 
 
-def _box(kind: str, title: MessageLike, body: str, sentences: Iterable[MessageLike] = (), alert: bool = False) -> str:
+def _box(kind: str, title: MessageLike, body: str, sentences: Iterable[MessageLike], alert: bool = False) -> str:
     fold = f'<details open><summary><span class="title">{html.escape(str(title))}</span></summary>{body}</details>'
     return _message(kind, fold, [title, *sentences], alert)
 

@@ -11,8 +11,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from library.check import isolated
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Problem
-from library.config.problems import problem_from_json as read_problem
+from library.config.problems import ConfigError, Message, Problem, problem_from_json
 from library.config.schema import options_of
 from library.runs import queue, start
 
@@ -49,9 +48,7 @@ class SeveralValues:
         if _has_equal_values(tab, forms, name):
             raise ConfigError("two of the values are the same: leave one out")
         reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], submission.launch)
-        _refuse_values(
-            name, typed, [[read_problem(finding) for finding in isolated.findings_to_fix(report)] for report in reports]
-        )
+        _refuse_values(name, typed, [[*map(problem_from_json, isolated.findings_to_fix(each))] for each in reports])
         if isolated.find_caption_warning(reports[0]) and not submission.anyway:
             raise ConfigError(
                 "no image has a caption: write some in the Data tab, or press Add to queue once and confirm it"

@@ -220,9 +220,9 @@ def with_room_for_references(
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
     """The starts of a tab's form by family; a family without a preset starts with the defaults."""
     gpu, starts_by_family = training_gpu(), {}
-    presets = preset_files.of_kind(kind, configs)  # once, as it reads all of their files
+    ready = preset_files.of_kind(kind, configs)  # once, as it reads all of their files
     for family, config in configs.items():
-        chosen = suited([preset for preset in presets if preset.family == family], gpu)
+        chosen = suited([preset for preset in ready if preset.family == family], gpu)
         if chosen:
             starts_by_family[family] = preset_as_start(kind, chosen[0], config, folder, chosen[1])
     return starts_by_family

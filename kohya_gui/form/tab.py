@@ -37,8 +37,7 @@ from library.config.building import Reading, working_fix
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, Problem
-from library.config.problems import problem_from_json as read_problem
+from library.config.problems import ConfigError, Message, MessageLike, Problem, problem_from_json
 from library.config.values import LIMITS
 from library.downloads import finding
 from library.families import RUNS, config_class
@@ -154,7 +153,7 @@ class TrainingTab:
         """Report problems in the form itself at once, as the full check for the button `then` takes seconds."""
         with contextlib.suppress(ConfigError):  # the full check reports it
             submission = self.form.parse_submission(sent)
-            reading = paths.allowed(self.form.reading(submission), self.roots)
+            reading = paths.within_roots(self.form.reading(submission), self.roots)
             findings = isolated.findings_of_reading(reading)
             if then == "later" and (twin := queue.twin_problem(queue.read_queue(), *start.result_of(reading.config))):
                 findings.append(isolated.finding(twin, "settings", "bad"))
@@ -169,7 +168,7 @@ class TrainingTab:
         if objections := self._objections(submission, report, "train"):
             return {"message": objections}
         run_id = start.begin_job(start.job_of_config(config, submission.preset, **submission.launch))
-        hints = [read_problem(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
+        hints = [problem_from_json(reported) for reported in report["findings"] if reported["verdict"] == "hint"]
         name = start.result_of(config)[1]
         sentence = Message("Started {name}. It continues when you close this page.", name=name)
         return {"message": messages.good(sentence, [*notes, *hints]), "run": run_id}
@@ -212,7 +211,7 @@ class TrainingTab:
     def read_form(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
         """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
         submission = self.form.parse_submission(sent)
-        reading = paths.allowed(self.form.reading(submission), self.roots)
+        reading = paths.within_roots(self.form.reading(submission), self.roots)
         return submission, reading, [*reading.notes, *adding.keep_keys(reading.config)]
 
     def _report(self, report: isolated.Report, family: str) -> str:

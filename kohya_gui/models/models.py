@@ -56,10 +56,10 @@ class ModelsApi:
         """The models of a family on this computer, and the downloads offered. No request leaves this computer."""
         form, family = requested_family(self.forms, request)
         folder, named = self._folder(request), request.text("named")
-        found = [model for model in self._found(folder, named) if model.uses.get(family)]
+        usable = [model for model in self._found(folder, named) if model.uses.get(family)]
         bases: list[JsonObject] = []
         parts: dict[str, list[JsonObject]] = {}
-        for model, name in zip(found, names_apart([model.path for model in found]), strict=True):
+        for model, name in zip(usable, names_apart([model.path for model in usable]), strict=True):
             shown = {"path": str(model.path), "name": name, "size": model.size, "words": model.words}
             for option in model.uses[family]:
                 if option == finding.MODEL_OPTION:
@@ -101,11 +101,9 @@ class ModelsApi:
             except ConfigError:
                 break
             still_missing = [name for name in options if name not in part_files]
-            candidates = (
-                self._readable(finding.find_models([here], deepest=int(folder != model.parent)))
-                if still_missing
-                else []
-            )
+            if not still_missing:
+                break
+            candidates = self._readable(finding.find_models([here], deepest=int(folder != model.parent)))
             for name in still_missing:
                 fitting = [model.path for model in candidates if name in model.uses.get(family, ())]
                 # If there are several, the one named like the offered download.

@@ -283,14 +283,13 @@ def machine_usage_html(run: RecordedRun) -> str:
     devices = {str(device) for device in run.facts.get("devices") or ()}
     rows = [_gpu(gpu) for gpu in machine.GPUS.now() if not devices or gpu.index in devices]
     memory, disk = machine.computer_memory(), machine.disk_space(run.facts.get("output_dir") or run.folder)
-    rows.append(_usage_bar("CPU memory", memory["used"], memory["total"], "GB"))
+    rows.append(_usage_bar("CPU memory", memory["used"], memory["total"]))
     if disk:
         rows.append(
             _usage_bar(
                 "Disk",
                 disk["total"] - disk["free"],
                 disk["total"],
-                "GB",
                 Message("{free} GB free", free=f"{disk['free']:,.0f}"),
             )
         )
@@ -312,14 +311,12 @@ def _gpu(gpu: machine.GpuStatus) -> str:
         f"{gpu.used:.1f} / {gpu.total:.1f} GB",
         *(f"{value:.0f} {unit}" for value, unit in readings if value is not None),
     ]
-    return _usage_bar(Message("GPU {index}", index=gpu.index), gpu.used, gpu.total, "GB", ", ".join(more), gpu.name)
+    return _usage_bar(Message("GPU {index}", index=gpu.index), gpu.used, gpu.total, ", ".join(more), gpu.name)
 
 
-def _usage_bar(
-    title: MessageLike, used: float, total: float, unit: str, words: MessageLike = "", about: str = ""
-) -> str:
+def _usage_bar(title: MessageLike, used: float, total: float, words: MessageLike = "", about: str = "") -> str:
     share = min(1.0, max(0.0, used / total)) if total else 0.0
-    words = words or f"{used:.1f} / {total:.1f} {unit}"
+    words = words or f"{used:.1f} / {total:.1f} GB"
     full = " full" if share > FULL_SHARE else ""
     return (
         f'<div class="used{full}" title="{html.escape(str(about))}"{data(title, words)}>'

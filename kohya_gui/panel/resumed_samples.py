@@ -29,12 +29,12 @@ def own_samples(run: reader.RecordedRun) -> list[RunSample]:
 
 def with_resumed(run: reader.RecordedRun) -> list[RunSample]:
     """Return the samples of a run, and before them those of the runs that it continues, up to where it does."""
-    found: list[RunSample] = []
+    samples: list[RunSample] = []
     until, seen = math.inf, 0
     while seen < MAX_RESUMED:
-        found[:0] = [sample for sample in own_samples(run) if sample.step <= until]
+        samples[:0] = [sample for sample in own_samples(run) if sample.step <= until]
         folder, at = lineage.parent_run(run.folder) or (None, None)
         if folder is None or at is None:
             break
         run, until, seen = reader.run_at(folder), min(until, at), seen + 1
-    return found
+    return samples

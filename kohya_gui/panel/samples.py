@@ -58,8 +58,8 @@ def _judgement_html(progress: reader.RunProgress) -> str:
     if not judged:
         return ""
     words = history.event_words(judged[-1])
-    said = words.capitalized() if isinstance(words, Message) else words
-    return f'<p class="judged" role="alert"{data(said)}>{html.escape(str(said))}</p>'
+    sentence = words.capitalized() if isinstance(words, Message) else words
+    return f'<p class="judged" role="alert"{data(sentence)}>{html.escape(str(sentence))}</p>'
 
 
 def _cost_html(progress: reader.RunProgress, active: bool) -> str:
@@ -69,13 +69,13 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
     if not all(isinstance(number, int | float) for number in (images, seconds, share)):
         return ""
     template = "{pictures} in {seconds} s; samples took {share} of the training"
-    said = Message(
+    sentence = Message(
         "{pictures} in {seconds} s; samples took {share} of the training so far" if active else template,
         pictures=counted(int(as_float(images)), "sample image"),
         seconds=f"{seconds:.1f}",
         share=f"{share:.0%}",
     )
-    return f'<p class="cost"{data(said)}>{html.escape(str(said))}</p>'
+    return f'<p class="cost"{data(sentence)}>{html.escape(str(sentence))}</p>'
 
 
 def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:

@@ -85,15 +85,15 @@ class RunsRoom:
         act = request.text("act")
         if act and not request.is_here:
             raise ConfigError("This can be done on the computer itself only.")
-        said = ""
+        sentence = ""
         if act == "store":
             webhook.store_address(request.text("address"))
-            said = (
+            sentence = (
                 "A message goes there when a run ends." if keys.stored_webhook() else "Nothing is sent when a run ends."
             )
         elif act == "test":
             webhook.send(webhook.checked_address(request.text("address")), webhook.trial_event())
-            said = "The test has arrived."
+            sentence = "The test has arrived."
         address = keys.stored_webhook()
         shown = address if request.is_here else webhook.shown_address(address)
-        return {"address": shown, "here": request.is_here, "said": said}
+        return {"address": shown, "here": request.is_here, "said": sentence}

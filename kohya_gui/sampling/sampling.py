@@ -10,8 +10,7 @@ import gradio as gr
 from starlette.responses import Response
 
 from kohya_gui.form.form import SettingsForm
-from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES
-from kohya_gui.form.prompts import PROMPTS_OPTION as PROMPTS
+from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES, PROMPTS_OPTION
 from kohya_gui.form.requested import of_tab, requested_submission
 from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, with_resumed
@@ -90,10 +89,12 @@ class SamplingTab:
         weight_files = [str(path) for path in files if path.suffix in LEARNED and path.is_file()]
         settings = _run_settings(run)
         # A resumed run that has made none yet begins with the prompts of the one that it continues.
-        made = events.get("sample") or [sample.event for sample in with_resumed(run)]
-        seeds = {str(event.get("prompt") or ""): samples.seed_of_event(event) for event in made}  # of the newest ones
+        newest_samples = events.get("sample") or [sample.event for sample in with_resumed(run)]
+        seeds = {
+            str(event.get("prompt") or ""): samples.seed_of_event(event) for event in newest_samples
+        }  # of the newest ones
         prompts_of_file, fields = self._rows(settings)
-        images = _shared_fields([prompt_rows.row_of_prompt(recorded_prompt(event)) for event in made])
+        images = _shared_fields([prompt_rows.row_of_prompt(recorded_prompt(event)) for event in newest_samples])
         return {
             "files": weight_files,
             "prompts": [*_with_seeds(seeds)] or prompts_of_file,
@@ -112,7 +113,7 @@ class SamplingTab:
         """The prompts of the prompt file that these values name, and the fields that are the same for all of them."""
         try:
             rows = prompt_rows.prompt_rows_of_file(
-                paths.file(str(values.get(PROMPTS) or ""), self.roots, PROMPT_SUFFIXES, PROMPTS)
+                paths.file(str(values.get(PROMPTS_OPTION) or ""), self.roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
             )
         except (ConfigError, OSError):  # there is none, or it cannot be read: its own form says why
             return [], {}
@@ -316,13 +317,13 @@ def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
 def _build_sample_sheet(run: reader.RecordedRun) -> JsonObject:
     """The samples of a run and of those that it continues: a row for each prompt, a column for each step. A prompt
     that a resume has changed is a row of its own."""
-    made = {
+    samples_by_place = {
         (int(sample.event.get("number") or 0), str(sample.event.get("prompt") or ""), sample.step): sample
         for sample in with_resumed(run)
     }
-    steps = sorted({step for *_, step in made})
-    rows = sorted(dict.fromkeys((number, prompt) for number, prompt, _ in made), key=lambda row: row[0])
-    cells = [[_cell(made.get((*row, step))) for step in steps] for row in rows]
+    steps = sorted({step for *_, step in samples_by_place})
+    rows = sorted(dict.fromkeys((number, prompt) for number, prompt, _ in samples_by_place), key=lambda row: row[0])
+    cells = [[_cell(samples_by_place.get((*row, step))) for step in steps] for row in rows]
     titles = [Message("Step {step}", step=step) if step else Message("Base model") for step in steps]
     return {
         "columns": titles,

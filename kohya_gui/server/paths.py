@@ -38,10 +38,8 @@ PLACES = (
     *(f"{letter}:\\" for letter in "DEFGHIJKLMNOPQRSTUVWXYZ"),
 )
 
-ALLOWED = allowed_folders.CODE
 
-
-def roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
+def find_roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
     """The folders that files may be in: the user's home, the current folder unless it holds the home, those given at
     the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
     named = [*start_folders, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
@@ -58,10 +56,10 @@ def _existing_places() -> Iterator[Path]:
                 yield place
 
 
-def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
+def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
     """A path from a browser -> its real path, with symbolic links resolved, or ConfigError.
 
-    It is one of `allowed` or below one, and not in a hidden folder, as those hold other programs' settings and keys.
+    It is one of `roots` or below one, and not in a hidden folder, as those hold other programs' settings and keys.
     Its contents are not read. `what` names the field in messages; `is_new` allows a folder that does not exist yet,
     such as that of an option whose folder a training creates.
     """
@@ -70,16 +68,16 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     text = strip_pasted(text)
     if problem := foreign_path_problem(text, what):
         raise ConfigError(problem)
-    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or (WINDOWS and is_strange_network(text, allowed)):
+    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or (WINDOWS and is_strange_network(text, roots)):
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
     try:
         path = Path(os.path.expanduser(text)).resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # The innermost of several: a named root may be in a hidden folder of another.
-    innermost = max((root for root in allowed if path.is_relative_to(root)), key=lambda r: len(r.parts), default=None)
+    innermost = max((root for root in roots if path.is_relative_to(root)), key=lambda r: len(r.parts), default=None)
     if innermost is None:
-        raise ConfigError(outside_roots(what, path, allowed, is_new or what in named_paths.CREATED_BY_TRAINING))
+        raise ConfigError(outside_roots(what, path, roots, is_new or what in named_paths.CREATED_BY_TRAINING))
     below = path.relative_to(innermost)
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
@@ -88,10 +86,10 @@ def allowed_path(text: Any, allowed: Sequence[Path], what: str = "path", is_new:
     return path
 
 
-def is_allowed(text: str, allowed: Sequence[Path]) -> bool:
+def is_allowed(text: str, roots: Sequence[Path]) -> bool:
     """Whether `allowed_path` accepts a path."""
     try:
-        return bool(allowed_path(text, allowed))
+        return bool(allowed_path(text, roots))
     except ConfigError:
         return False
 
@@ -102,55 +100,55 @@ def plain_name(name: str) -> str:
     return f"_{safe}" if RESERVED.fullmatch(safe) else safe or "config"
 
 
-def existing_folder(text: Any, allowed: Sequence[Path], what: str = "folder") -> Path:
+def existing_folder(text: Any, roots: Sequence[Path], what: str = "folder") -> Path:
     """Like `allowed_path`, for a folder that must exist."""
-    path = allowed_path(text, allowed, what)
+    path = allowed_path(text, roots, what)
     if not os.path.isdir(path):
         template = ": {path} is not a folder" if os.path.exists(path) else ": {path} does not exist"
         raise ConfigError(Problem(what, template, path=path))
     return path
 
 
-def file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
+def file(text: Any, roots: Sequence[Path], endings: Iterable[str], what: str = "file", is_new: bool = False) -> Path:
     """Like `allowed_path`, for a file with one of `endings` (lower case, such as ".safetensors"), existing or new."""
-    path, endings = allowed_path(text, allowed, what, is_new), tuple(endings)
+    path, endings = allowed_path(text, roots, what, is_new), tuple(endings)
     if path.suffix.lower() not in endings:
         template = ": {name} must end in {endings}"
         raise ConfigError(Problem(what, template, name=path.name or text, endings=either(endings)))
     return path
 
 
-def existing_file(text: Any, allowed: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
+def existing_file(text: Any, roots: Sequence[Path], endings: Iterable[str], what: str = "file") -> Path:
     """Like `file`, for one that must exist."""
-    path = file(text, allowed, endings, what)
+    path = file(text, roots, endings, what)
     if not os.path.isfile(path):
         template = ": {path} is not a file" if os.path.exists(path) else ": {path} does not exist"
         raise ConfigError(Problem(what, template, path=path))
     return path
 
 
-def config_file(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS, is_new: bool = True) -> Path:
+def config_file(text: Any, roots: Sequence[Path], endings: Sequence[str] = CONFIGS, is_new: bool = True) -> Path:
     """Like `file`, for a config to be saved."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError("config file: write where it is, such as ~/kohya/cat.toml")
-    return file(text, allowed, endings, "config file", is_new)
+    return file(text, roots, endings, "config file", is_new)
 
 
-def readable(text: Any, allowed: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
+def readable(text: Any, roots: Sequence[Path], endings: Sequence[str] = CONFIGS) -> Path:
     """Like `config_file`, for a file that must exist and be no larger than a config."""
-    config_file(text, allowed, endings, is_new=False)
-    path = existing_file(text, allowed, endings, "config file")
+    config_file(text, roots, endings, is_new=False)
+    path = existing_file(text, roots, endings, "config file")
     if path.suffix.lower() not in WEIGHTS and path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError("config file: {path} is far too large to be a config", path=path)
     return path
 
 
-def allow(config: RunConfig, allowed: Sequence[Path]) -> None:
+def allow(config: RunConfig, roots: Sequence[Path]) -> None:
     # Ids of models on the hub are not paths, and pass.
-    raise_if_any(_outside(config, allowed))
+    raise_if_any(_outside(config, roots))
 
 
-def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
+def within_roots(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
     """A reading without the files and folders that may not be used, with a problem for each."""
     outside = _outside(reading.config, roots)
     names = {problem.option for problem in outside}
@@ -163,7 +161,7 @@ def allowed(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
     )
 
 
-def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
+def _outside(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
     """The problems of options that name files, folders and code that may not be used, directly or through other
     files."""
     problems: list[Problem] = []
@@ -173,9 +171,9 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
         if named_paths.is_hub_id(options[named_path.option], named_path.path):
             return False
         try:
-            allowed_path(named_path.path, allowed, named_path.option)
+            allowed_path(named_path.path, roots, named_path.option)
             if named_path.option == "dataset_config" and named_path.path == str(config.data.dataset_config):
-                file(named_path.path, allowed, dataset.SUFFIXES, named_path.option)
+                file(named_path.path, roots, dataset.SUFFIXES, named_path.option)
         except ConfigError as error:
             problems.extend(problem for problem in error.problems if problem not in problems)
         else:
@@ -186,7 +184,7 @@ def _outside(config: RunConfig, allowed: Sequence[Path]) -> list[Problem]:
         named_paths.visit_paths(config, may)
     except ConfigError as error:
         problems += error.problems
-    return [*problems, *code_problems(config, allowed)]
+    return [*problems, *code_problems(config, roots)]
 
 
 def foreign_path_problem(text: str, what: str = "") -> Problem | None:
@@ -208,12 +206,12 @@ def web_address(text: str, what: str = "") -> Problem | None:
     return about_address(what, strip_pasted(text))
 
 
-def is_strange_network(text: str, allowed: Iterable[Path | PureWindowsPath]) -> bool:
+def is_strange_network(text: str, roots: Iterable[Path | PureWindowsPath]) -> bool:
     """Whether a path of Windows is of another computer, and not in a folder that is allowed there, as a drive of the
     network is: resolved, it has the name of its computer."""
     # Merely checking such a path would make Windows log in to another computer.
     is_network = text.replace("/", "\\").startswith("\\\\")
-    return is_network and not any(PureWindowsPath(text).is_relative_to(root) for root in allowed)
+    return is_network and not any(PureWindowsPath(text).is_relative_to(root) for root in roots)
 
 
 def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
@@ -235,7 +233,7 @@ def _code_problem(option: str, name: str, asks: bool) -> Problem:
         template = ": {name} is code that this program does not list; it runs only in a training started in a shell"
         return Problem(option, template, name=name)
     template = ": {name} is code that this program does not list, and can do all that you can. Allow it to run?"
-    return Problem(option, template, name=name, folder=f"{ALLOWED}{name}", code="allow")
+    return Problem(option, template, name=name, folder=f"{allowed_folders.CODE}{name}", code="allow")
 
 
 def refuse_code(option: str, name: str) -> Message | str:

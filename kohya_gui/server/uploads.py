@@ -70,9 +70,9 @@ class ImageUploads:
         """The names of the folders for images that come from folders with these names."""
         names = request.texts("names")
         if len(names) > MAX_DROPPED_FOLDERS:
-            given = counted(len(names), "folder")
+            count = counted(len(names), "folder")
             raise ConfigError(
-                "Dropped: {folders}, and at most {most} are sent", folders=given, most=MAX_DROPPED_FOLDERS
+                "Dropped: {folders}, and at most {most} are sent", folders=count, most=MAX_DROPPED_FOLDERS
             )
         return {"names": incoming_files.folder_names(names)}
 
@@ -167,9 +167,8 @@ class ImageUploads:
             if str(incoming_files.checksum(upload.part, upload.num_bytes)) != expected:
                 raise ConfigError("{name} was changed on its way: send it again", name=upload.name)
             incoming_files.check_content(upload.part, upload.name)
-            paths.allowed_path(
-                str(upload.part.parent), self.roots, UPLOAD_FOLDER_LABEL
-            )  # the folder may have been replaced since
+            # The folder may have been replaced since.
+            paths.allowed_path(str(upload.part.parent), self.roots, UPLOAD_FOLDER_LABEL)
             return {"done": incoming_files.put(upload.part, upload.part.parent, upload.name).name}
         finally:
             self._drop(upload)

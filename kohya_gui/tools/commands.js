@@ -280,7 +280,7 @@ export function mount(element, more = () => ({}), ended = () => {}) {
   });
   for (const list of all(block, "[data-fills]", HTMLSelectElement))
     bindTexts(list, find(block, `#${list.dataset.fills}`, HTMLInputElement));
-  if ("keeps" in block.dataset) keep(block, forms);
+  keep(block, forms);
   const go = find(scope, "[data-go]", HTMLButtonElement);
   go.addEventListener("click", async () => {
     const form = forms.find((candidate) => !candidate.hidden) ?? forms[0];

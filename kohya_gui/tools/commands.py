@@ -184,9 +184,8 @@ def _forms(request: ApiRequest) -> CommandForms:
 # ---- forms as HTML
 
 
-def forms_html(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = False) -> str:
-    """Every form of a command; all but the first are hidden, and a row of choices switches. With `keeps` the browser
-    stores the values."""
+def forms_html(forms: CommandForms, left_out: Sequence[str] = ()) -> str:
+    """Every form of a command; all but the first are hidden, and a row of choices switches."""
     all_forms = forms.all()
     radios = "".join(
         f'<label><input type="radio" name="{forms.command}-which" value="{name}"{" checked" * (at == 0)}>'
@@ -195,7 +194,7 @@ def forms_html(forms: CommandForms, left_out: Sequence[str] = (), keeps: bool = 
     )
     forms_markup = "".join(_form(forms.command, form, at > 0, left_out) for at, form in enumerate(all_forms.values()))
     return (
-        f'<div class="commands" data-command="{forms.command}"{" data-keeps" * keeps}><fieldset class="family which">'
+        f'<div class="commands" data-command="{forms.command}"><fieldset class="family which">'
         f"<legend>{forms.command.capitalize()}</legend>{radios}</fieldset>{forms_markup}</div>"
     )
 
@@ -271,7 +270,7 @@ def tools_tab_html() -> str:
     about = Message(template, families=families.titles())
     return (
         f'<div class="tools settings"><p class="lead"{data(about)}>{about}</p><div class="card">'
-        f'{forms_html(FORMS, keeps=True)}<div class="bar-of"><button '
+        f'{forms_html(FORMS)}<div class="bar-of"><button '
         'type="button" class="go" data-go>Run</button></div></div><div class="said-of" aria-live="polite"></div>'
         '<div class="jobs"></div></div>'
     )

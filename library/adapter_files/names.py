@@ -68,12 +68,13 @@ OTHER_ENDINGS = {
     ".lora_magnitude_vector.weight": "dora_scale",
     ".lora_magnitude_vector.default.weight": "dora_scale",
 }
+# Suffix after a module's name in kohya's files -> the tensor's name in the module.
 TENSOR_ROLES = {
     "lora_down.weight": DOWN,
     "lora_up.weight": UP,
     **{part: part for part in (ALPHA, *OTHER_ENDINGS.values())},
     "weight": "weight",
-}  # suffix after a module's name in kohya's files -> the tensor's name in the module
+}
 SCALES = ".weight"  # of iA3, recognised by `on_input` in the same module
 WRITTEN = {
     "kohya": {DOWN: ".lora_down.weight", UP: ".lora_up.weight", ALPHA: ".alpha"},

@@ -100,7 +100,7 @@ class TimedImages:
         self._log.drain()
         total, recorder = self.engine.plan.log.summary(), self.engine.recorder
         compiled = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
-        recorded: JsonObject = {"sizes": len(recorder.made), "replays": recorder.replays}
+        recorded: JsonObject = {"sizes": len(recorder.recordings), "replays": recorder.replays}
         reasons = {"not_recorded": recorder.why_not, "not_compiled": str(self.engine.why_eager)}
         facts: JsonObject = {"compile": compiled} if self.engine.plan.active else {}
         if self._cache.passes:
@@ -112,9 +112,9 @@ def host_operations(call: Callable[[], Any], device: torch.device) -> dict[str, 
     """Return how many kernels, graphs and copies the host asks a GPU for in a call, and how often it waits."""
     if device.type != "cuda":
         return {}
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         call()
-    counts = {event.key: event.count for event in found.key_averages()}
+    counts = {event.key: event.count for event in profiled.key_averages()}
     return {kind: sum(counts.get(name, 0) for name in names) for kind, names in HOST_OPERATIONS.items()}
 
 

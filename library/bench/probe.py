@@ -19,8 +19,7 @@ from typing import Any
 from PIL import Image
 
 from library import data
-from library.check import estimate as fitting
-from library.check import preflight
+from library.check import estimate, preflight
 from library.check.report import graphics, largest_bucket
 from library.config.arguments import Arguments
 from library.config.building import build_config, replace_options
@@ -35,7 +34,7 @@ from library.jobs.work import JobRecord, join_work
 from library.measuring import candidates
 from library.measuring.candidates import Overrides
 from library.measuring.result import MEMORY_MARGIN, Measured
-from library.outputs import paths as save
+from library.outputs import paths
 from library.runs import explain, layout, reader
 from library.runs.launcher import launch_command
 
@@ -152,8 +151,8 @@ class Probe:
         best = self.best
         if best is None or not best.peak or self.memory is None:
             return False
-        estimate_now = fitting.estimate(self._changed(best.changes), self.size).peak
-        estimate_then = fitting.estimate(self._changed(changes), self.size).peak
+        estimate_now = estimate.estimate(self._changed(best.changes), self.size).peak
+        estimate_then = estimate.estimate(self._changed(changes), self.size).peak
         return best.peak * estimate_then / estimate_now <= self.memory * MEMORY_MARGIN
 
     def largest_batch(self) -> int:
@@ -310,7 +309,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     """Probe a config on this machine. Raises ConfigError for problems other than memory."""
     images = data.check_data(config, config.grid)
     # An existing output does not matter, as a probe leaves nothing there.
-    raise_if_any([problem for problem in preflight.evaluate(config, images)[0] if problem.code != save.THERE])
+    raise_if_any([problem for problem in preflight.evaluate(config, images)[0] if problem.code != paths.THERE])
     if busy := reader.active():
         raise ConfigError(
             "{run} is still {state}: what is free now is not what there will be; wait for it",

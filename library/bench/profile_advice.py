@@ -154,10 +154,8 @@ def _fusing(facts: Facts, settings: Facts) -> Iterator[Advice]:
     if not settings.get("compile"):
         cure, options = Message("compiling fuses most of them"), {"compile": True}
     elif settings.get("compile_scope") == "inner":
-        cure, options = (
-            Message("they are outside what is compiled, so compile whole blocks"),
-            {"compile_scope": "blocks"},
-        )
+        cure = Message("they are outside what is compiled, so compile whole blocks")
+        options = {"compile_scope": "blocks"}
     elif settings.get("compile_blocks"):
         cure, options = Message("let compile_blocks name more blocks, or none, which compiles all"), {}
     elif settings.get("compile_scope") == "blocks" and not stays:

@@ -93,11 +93,9 @@ class MemoryEstimate:
 
     def sentence(self) -> Message:
         """Return the estimate in words."""
-        of_all = (
-            Message(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu)
-            if self.memory and self.gpu
-            else ""
-        )
+        of_all: MessageLike = ""
+        if self.memory and self.gpu:
+            of_all = Message(" of the {memory} GB of {gpu}", memory=f"{self.memory:.0f}", gpu=self.gpu)
         pace = Message(", {step} s a step", step=f"{self.step:.2g}") if self.step else ""
         template = "estimate: about {peak} GB of GPU memory{of_all}{pace} ({basis})"
         return Message(template, peak=f"{self.peak:.1f}", of_all=of_all, pace=pace, basis=self.basis)

@@ -25,8 +25,7 @@ from library.memory import attention
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
 from library.optim import optimizers
-from library.outputs import hub, trackers
-from library.outputs import paths as save
+from library.outputs import hub, paths, trackers
 from library.runs import reader, registry
 from library.runs.record import Record
 from library.train.journal import Progress
@@ -40,6 +39,7 @@ RATE_DEFAULTS: JsonObject = {"learning_rate": 1e-4, "unet_lr": None, "text_encod
 PROGRESS_DELAY = 2.0  # seconds after which scanning the images reports progress
 NEEDED_TO_FIT = ("model", "network", "other adapters")  # stages required before parts are checked together
 NEEDED_FOR_GRAPHS = ("model", "images", "machine")  # stages required before graphs are counted
+# Which weights there are depends on these: no parts are checked together if one is wrong.
 SHAPE_OPTIONS = {
     "network_dim",
     "network_args",
@@ -49,7 +49,7 @@ SHAPE_OPTIONS = {
     "network_train_text_encoder_only",
     "train_text_encoder",
     "assistant_lora",
-}  # which weights there are depends on these: no parts are checked together if one is wrong
+}
 LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
 
 # Variables that `accelerate launch` sets if its config shards models.
@@ -98,10 +98,6 @@ def load_named_code(config: RunConfig) -> None:
 def code_notes(config: RunConfig) -> list[Problem]:
     template = "{name} is code of a package that this program does not list; it runs when the training starts"
     return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
-
-
-def further_problems(reading: building.Reading[Any]) -> list[Problem]:
-    return evaluate(reading.config, scan_images(reading), reading)[0]
 
 
 def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
@@ -178,7 +174,7 @@ def _stages(
         "length": lambda: training_length.length_problems(config, images),
         "network": lambda: [*methods.find_method_problems(config), *unreachable],
         "optimizer": lambda: optimizers.find_optimizer_problems(config),
-        "save": lambda: save.find_output_problems(config),
+        "save": lambda: paths.find_output_problems(config),
         "space": lambda: _check_disk_space(config),
         "alone": lambda: _check_other_trainings(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),
@@ -357,7 +353,7 @@ def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:
         is_this_run = os.environ.get("KOHYA_RUN_DIR") == str(folder.absolute())
         if run.active and not is_this_run and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
-            yield Problem("output_name", template, state=Message(run.state), fix=save.free_output_name(config))
+            yield Problem("output_name", template, state=Message(run.state), fix=paths.free_output_name(config))
 
 
 def _device() -> Any:

@@ -14,8 +14,7 @@ import psutil
 import torch
 
 from library import data, families
-from library.check import estimate as fitting
-from library.check import isolated, preflight, preview_memory, preview_time, training_length
+from library.check import estimate, isolated, preflight, preview_memory, preview_time, training_length
 from library.compiler import checks
 from library.config.building import Reading, replace_options, working_fix
 from library.config.command import Launch
@@ -92,7 +91,7 @@ class Report:
     """All findings in reading order, and what the training will need."""
 
     findings: tuple[Finding, ...]
-    fit: fitting.MemoryEstimate | None = None
+    fit: estimate.MemoryEstimate | None = None
     steps: int | None = None  # optimizer steps of the training
 
     @property
@@ -121,12 +120,12 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
     findings = [Finding(topic(problem, config), "bad", problem, working_fix(problem, config)) for problem in problems]
     notes = [note for note in [*reading.notes, *remarks] if not _repeats_one(note, problems)]
     findings += [Finding(topic(note, config), "hint", note, working_fix(note, config)) for note in notes]
-    needs: fitting.MemoryEstimate | None = None
+    needs: estimate.MemoryEstimate | None = None
     # Counts and estimates may be impossible with contradictory values.
     with contextlib.suppress(Exception) if problems else contextlib.nullcontext():
         if not problems:
             filled, size = _with_filled_batch(config, check.images), largest_bucket(check.images, config)
-            needs = fitting.estimate(filled, size, gpu, memory)
+            needs = estimate.estimate(filled, size, gpu, memory)
             findings += _check_memory(needs, config)
             findings += [Finding("samples", *sentence) for sentence in preview_memory.sentences(needs, config)]
             times = preview_time.sentences(needs, filled, check.images, size)
@@ -213,7 +212,7 @@ def _collect_findings(config: RunConfig, check: data.Check, gpu: str, memory: fl
         ),
     )
     yield Finding("GPU", "ok", f"{gpu}, {memory:.0f} GB") if gpu and memory else Finding("GPU", "hint", NO_GPU)
-    if unused := fitting.unused_memory(config, memory):
+    if unused := estimate.unused_memory(config, memory):
         yield Finding("GPU", "ok", unused)
     yield _check_compiling(config, bool(gpu))
     if config.save.output_dir and nearest_existing(config.save.output_dir):  # a missing drive is a problem of its own
@@ -306,7 +305,7 @@ def _check_disk_space(config: RunConfig) -> Finding:
     if not saved_size(config):  # the base model could not be read
         return Finding("disk", "ok", Message("{free} free", free=size_text(free)))
     file_size, state_interval = saved_size(config), config.save.save_state_every_n_minutes
-    state = fitting.state_size(config, model_stats(config)) if state_interval else 0.0
+    state = estimate.state_size(config, model_stats(config)) if state_interval else 0.0
     total_size = _count_saves(config) * file_size + 2 * state  # the new one is complete before the old one is deleted
     with_state = Message(", a state to resume from {state}", state=size_text(state)) if state_interval else ""
     template = "{free} free, one saved file takes about {each}{with_state}"
@@ -340,10 +339,10 @@ def _check_disk_space(config: RunConfig) -> Finding:
 def saved_size(config: RunConfig) -> float:
     """Return the approximate bytes of a saved file."""
     model = model_stats(config)
-    numbers = fitting.trained_parameters(config, model)
+    numbers = estimate.trained_parameters(config, model)
     if not config.adapters and families.facts_of(config.family).saves_all_parts:
         numbers = model.denoiser + model.encoders + model.vae
-    return numbers * fitting.saved_bytes(config)
+    return numbers * estimate.saved_bytes(config)
 
 
 def _count_saves(config: RunConfig) -> float:
@@ -355,7 +354,7 @@ def _count_saves(config: RunConfig) -> float:
     return saves * (4 if config.save.save_state and not config.adapters else 1.5)
 
 
-def _check_memory(needs: fitting.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
+def _check_memory(needs: estimate.MemoryEstimate, config: RunConfig) -> Iterator[Finding]:
     available = needs.memory or psutil.virtual_memory().total / BYTES_PER_GIB
     if needs.peak > ABSURD * available:
         yield Finding(

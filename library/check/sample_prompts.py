@@ -26,7 +26,7 @@ def _prompts_with_own_steps(config: RunConfig, family: Family) -> Iterator[Probl
     if not (sample.sample_lora and sample.sample_prompts):
         return
     steps = few_steps.prompt_defaults(config, family.sample_defaults)["sample_steps"]
-    longer = [one for one in prompts.read_prompts(sample.sample_prompts) if (one.sample_steps or 0) > steps]
+    longer = [prompt for prompt in prompts.read_prompts(sample.sample_prompts) if (prompt.sample_steps or 0) > steps]
     if longer:
         yield Problem(
             "sample_lora",

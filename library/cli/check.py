@@ -13,7 +13,7 @@ from library.check.isolated import finding
 from library.cli.launch import LAUNCH_FLAGS, script_of_toml, split_launch, with_config
 from library.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_MISUSED, complain
 from library.cli.train_script import read_command_line
-from library.config import environment as surroundings
+from library.config import environment
 from library.config.building import Reading
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
@@ -88,10 +88,10 @@ def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
 def make_check_report(reading: Reading[Any]) -> Any:
     """Check a training. Loads torch: by now the environment must be the training's."""
     try:
-        surroundings.check_cache_variables()
+        environment.check_cache_variables()
     except ConfigError as error:
         reading = dataclasses.replace(reading, problems=[*reading.problems, *error.problems])
-        surroundings.forget_problems()
+        environment.forget_problems()
     with without_collecting():
         from library.check import report as checking
 

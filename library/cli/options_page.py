@@ -30,7 +30,7 @@ def page(configs: Iterable[Config]) -> str:
     tables = {config: options_of(config) for config in configs}
     shared = _common(tables.values())
     listed = {config: {option.name for option in shared} for config in configs}
-    parts = [INTRO, "## All trainings\n", option_tables(shared, depth=3)]
+    parts = [INTRO, "## All trainings\n", option_tables(shared)]
     for heading, members in _chapters(configs):
         options = [o for o in _common(tables[member] for member in members) if o.name not in listed[members[0]]]
         parts += [heading, option_table(options)] if options else [heading]
@@ -58,12 +58,12 @@ def _common(tables: Iterable[Mapping[str, Option]]) -> list[Option]:
     return [option for option in first.values() if all(other.get(option.name) == option for other in others)]
 
 
-def option_tables(options: Iterable[Option], depth: int = 2) -> str:
+def option_tables(options: Iterable[Option]) -> str:
     """Return options as Markdown, a table per section."""
     sections: dict[str, list[Option]] = defaultdict(list)
     for option in options:
         sections[option.section].append(option)
-    return "\n".join(f"{'#' * depth} {section}\n\n{option_table(rows)}" for section, rows in sections.items())
+    return "\n".join(f"### {section}\n\n{option_table(rows)}" for section, rows in sections.items())
 
 
 def option_table(options: Iterable[Option]) -> str:

@@ -181,13 +181,13 @@ def _duplicate(arguments: argparse.Namespace) -> None:
     _say(arguments.json, f"{double.name} is in the queue", double.id)
 
 
-def _changed(as_json: bool, change: Callable[[], None], said: str) -> None:
+def _changed(as_json: bool, change: Callable[[], None], sentence: str) -> None:
     change()
-    _say(as_json, said)
+    _say(as_json, sentence)
 
 
-def _say(as_json: bool, said: str, entry: str = "") -> None:
+def _say(as_json: bool, sentence: str, entry: str = "") -> None:
     if as_json:
-        shown.print_json({**listing(), "said": said, "entry": entry})
+        shown.print_json({**listing(), "said": sentence, "entry": entry})
     else:
-        print(said)
+        print(sentence)

@@ -171,10 +171,10 @@ def _request(arguments: argparse.Namespace, what: str) -> None:
 
 def _resume(arguments: argparse.Namespace) -> None:
     resumed = resume_run(shown.find_run_named(arguments.run))
-    said = str(resumed.said).replace(" (see the Runs tab)", ": kohya queue list shows it")
+    sentence = str(resumed.said).replace(" (see the Runs tab)", ": kohya queue list shows it")
     if arguments.json:
-        return shown.print_json({"said": said, "run": resumed.run, "entry": resumed.entry})
-    print(f"{resumed.run}: {said}" if resumed.run else said)
+        return shown.print_json({"said": sentence, "run": resumed.run, "entry": resumed.entry})
+    print(f"{resumed.run}: {sentence}" if resumed.run else sentence)
     return None
 
 
@@ -217,8 +217,8 @@ def _remove(arguments: argparse.Namespace) -> int | None:
     return None
 
 
-def _say(arguments: argparse.Namespace, said: str, run: str) -> None:
+def _say(arguments: argparse.Namespace, sentence: str, run: str) -> None:
     if arguments.json:
-        shown.print_json({"said": said, "run": run})
+        shown.print_json({"said": sentence, "run": run})
     else:
-        print(said)
+        print(sentence)

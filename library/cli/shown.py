@@ -36,14 +36,14 @@ def run_command(command: Callable[[], Any], as_json: bool) -> int:
 def find_named(name: str, candidates: Sequence[Named], ids: Callable[[Named], tuple[str, str]], what: str) -> Named:
     """Return the only candidate with this id, beginning of an id, or name. `ids` returns both of one."""
     for fits in (lambda i, n: i == name, lambda i, n: n == name, lambda i, n: i.startswith(name)):
-        found = [candidate for candidate in candidates if fits(*ids(candidate))]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            several = ", ".join(ids(candidate)[0] for candidate in found)
+        matches = [candidate for candidate in candidates if fits(*ids(candidate))]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            several = ", ".join(ids(candidate)[0] for candidate in matches)
             raise ConfigError("{name} is the name of several: write one of {several}", name=name, several=several)
-    known = ", ".join(sorted({ids(candidate)[1] for candidate in candidates})) or "there are none"
-    raise ConfigError("no {what} is called {name}: {known}", what=what, name=name, known=known)
+    choices = ", ".join(sorted({ids(candidate)[1] for candidate in candidates})) or "there are none"
+    raise ConfigError("no {what} is called {name}: {known}", what=what, name=name, known=choices)
 
 
 def find_run_named(name: str) -> reader.RecordedRun:

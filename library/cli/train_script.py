@@ -112,7 +112,7 @@ def problems_beyond_reading(reading: Reading[Any]) -> list[Problem]:
     with without_collecting():
         from library.check import preflight
 
-    return [*problems, *preflight.further_problems(reading)]
+    return [*problems, *preflight.evaluate(reading.config, preflight.scan_images(reading), reading)[0]]
 
 
 def read_command_line(config: type[C], argv: list[str] | None = None, also: Iterable[str] = ()) -> Reading[C]:

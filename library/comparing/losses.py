@@ -12,7 +12,7 @@ from library.config.problems import Message, Report
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
 from library.data.batch import Batch
-from library.data.encoding import image_generator as latent_generator
+from library.data.encoding import image_generator
 from library.data.held_out import plain_options
 from library.data.images import ImageSet
 from library.data.loading import Batches
@@ -109,7 +109,7 @@ class HeldOutLoss:
                 # Like the training, which caches latents outside of mixed precision.
                 with torch.no_grad() if self.config.cache.latents else model.computing():
                     batch_generator = validation_generator(self._seed, number, "image", device)
-                    image_generators = [latent_generator(path, places[path].fit.bucket) for path in batch.paths]
+                    image_generators = [image_generator(path, places[path].fit.bucket) for path in batch.paths]
                     generator = image_generators if self.config.cache.latents else batch_generator
                     latents = model.family.latents(model.components, batch.pixels, generator)
                     controls = batch.controls

@@ -74,34 +74,34 @@ def find_problems(
     """Yield everything that would end the comparison of a run before its first image: what its record, saved files,
     encoder, prompts and model lack. Asks for no GPU, and downloads nothing.
     """
-    found: list[Problem] = []
-    with collecting(found):
+    problems: list[Problem] = []
+    with collecting(problems):
         encoder.check_name(arguments.encoder)
     files: list[SavedFile] = []
-    with collecting(found):
+    with collecting(problems):
         files, _ = plan.saved_files_of_run(run, max(arguments.files, 1))
-    with collecting(found):
+    with collecting(problems):
         config = plan.config_of_run(run)
         with _change_to_start_folder(run), tokenizers.trained_from(config.model.pretrained_model_name_or_path):
-            found += _find_in_config(config, run, files, requested_prompts)
-    yield from found
+            problems += _find_in_config(config, run, files, requested_prompts)
+    yield from problems
 
 
 def _find_in_config(
     config: RunConfig, run: reader.RecordedRun, files: list[SavedFile], requested_prompts: list[Prompt]
 ) -> list[Problem]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if files:
-        with collecting(found):
+        with collecting(problems):
             files, _ = compute.readable_files(files, config)
     prompts = requested_prompts
-    with collecting(found):
+    with collecting(problems):
         prompts = prompts or plan.prompts_of_run(run, config) or _prompts_of_captions(config)
         check_image_count(1 + len(files), prompts)
-    with collecting(found):
+    with collecting(problems):
         opened = plan.model_config(config, None if config.adapters or not files else files[0].path)
-        found += generate.find_problems(opened, prompts)
-    return found
+        problems += generate.find_problems(opened, prompts)
+    return problems
 
 
 def _prompts_of_captions(config: RunConfig) -> list[Prompt]:

@@ -79,7 +79,7 @@ def with_room(denoiser: nn.Module, call: Callable[[], T]) -> T:
         try:
             return call()
         except torch.OutOfMemoryError:
-            recorded = bool(recorder and recorder.made), bool(passes and passes.made)
+            recorded = bool(recorder and recorder.recordings), bool(passes and passes.recordings)
             if not any(recorded) and not lift_memory_limit(recorder):
                 raise
         # Outside the handler, whose error keeps tensors alive.
@@ -136,8 +136,8 @@ class GraphedModel:
     def __init__(self, denoiser: nn.Module, plan: CompilePlan, reserve: int | None = None) -> None:
         self.plan = plan
         self.denoiser: Callable[[], Any] = weakref.ref(denoiser)
-        self.made: dict[Hashable, Recording] = {}
-        self.learn: list[nn.Parameter] = []
+        self.recordings: dict[Hashable, Recording] = {}
+        self.trained: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of the trained parameters; recordings write them
         self.size_limit = MAX_SIZES
         self.why_not = ""  # why nothing is recorded any more
@@ -158,27 +158,27 @@ class GraphedModel:
         # A second forward pass before the backward pass of the first would overwrite its buffers.
         if self._busy() is not None or any(t.device.type != "cuda" for t in flattened.tensors):
             return call(*args, **kwargs)
-        recording = self.made.get(flattened.key) or self.record(call, flattened)
-        if recording and [p.data_ptr() for p in self.learn] != recording.addresses:
+        recording = self.recordings.get(flattened.key) or self.record(call, flattened)
+        if recording and [p.data_ptr() for p in self.trained] != recording.addresses:
             recording = self.give_up("weights have moved since they were recorded")
         if recording is None:
             return call(*args, **kwargs)
         in_flight = _InFlight(recording, self)
         self._busy = weakref.ref(in_flight)
-        learned = [t for t in (*flattened.tensors, *self.learn) if t.requires_grad]
+        learned = [t for t in (*flattened.tensors, *self.trained) if t.requires_grad]
         outputs = _Replay.apply(in_flight, flattened.tensors, *learned)
         return pytree.tree_unflatten(list(outputs), recording.tree)
 
-    def free(self) -> None:
+    def end_pass(self) -> None:
         self._busy = lambda: None
 
-    def optimizer_is_there(self) -> None:
+    def drop_reserve(self) -> None:
         # It has allocated its states, so nothing must stay free for them.
         self._reserve = self._reserve and 0
 
     def keep_gradients(self) -> None:
         """Copy gradients out of the shared buffers, before the next replay overwrites them."""
-        pairs = zip(self.learn, self.gradients, strict=True)
+        pairs = zip(self.trained, self.gradients, strict=True)
         # After the first replay of a step the gradient is the shared buffer itself.
         held = [(p, to) for p, to in pairs if p.grad is not None and p.grad.data_ptr() == to.data_ptr()]
         copies = flat_memory.like([gradient for _, gradient in held])
@@ -191,9 +191,9 @@ class GraphedModel:
 
         Random generators keep their state.
         """
-        if len(self.made) >= self.size_limit:
+        if len(self.recordings) >= self.size_limit:
             return None
-        began, others = time.perf_counter(), len(self.made)
+        began, others = time.perf_counter(), len(self.recordings)
         outcome = self._try_to_record(call, flattened)
         while isinstance(outcome, NotRecorded) and outcome.lacks_memory and self.free_others():
             self._release(self.size_limit)
@@ -205,7 +205,7 @@ class GraphedModel:
         shape, took = flattened.shape, time.perf_counter() - began
         self.recording_seconds += took
         if isinstance(outcome, Recording):
-            self.made[flattened.key] = outcome
+            self.recordings[flattened.key] = outcome
             logger.info("Recorded CUDA graphs for inputs of %s in %.1f s%s", shape, took, outcome.pace)
             return outcome
         if outcome.out_of_memory and others:
@@ -221,19 +221,21 @@ class GraphedModel:
 
     def _is_larger_than_others(self, call: Call) -> bool:
         """Return whether there are recordings, all of smaller inputs than those of a call."""
-        return bool(self.made) and call.elements > max(recording.elements for recording in self.made.values())
+        return bool(self.recordings) and all(
+            call.elements > recording.elements for recording in self.recordings.values()
+        )
 
     def _try_to_record(self, call: Callable[..., Any], flattened: Call) -> "Recording | NotRecorded":
         """Attempt one recording."""
         rng_states = torch.get_rng_state(), torch.cuda.get_rng_state()
         try:
             if self._memory is None:
-                self.learn = [p for p in self.denoiser().parameters() if p.requires_grad]
-                self.gradients = flat_memory.like(self.learn)
+                self.trained = [p for p in self.denoiser().parameters() if p.requires_grad]
+                self.gradients = flat_memory.like(self.trained)
                 self._memory = GraphMemory()
-            passes = PASSES_OF_OTHER_SIZES if self.made else WARMUP_PASSES
-            recording = Recording(call, flattened, self.learn, self._memory, passes)
-            if why := recording.capture(self.learn, self.gradients, self._memory):
+            passes = PASSES_OF_OTHER_SIZES if self.recordings else WARMUP_PASSES
+            recording = Recording(call, flattened, self.trained, self._memory, passes)
+            if why := recording.capture(self.trained, self.gradients, self._memory):
                 return NotRecorded(why)
             return self._not_worth_it(recording) or recording
         except torch.OutOfMemoryError:
@@ -276,7 +278,7 @@ class GraphedModel:
         self.forget()
 
     def forget(self) -> None:
-        if self.made:
+        if self.recordings:
             self._release(self.size_limit)
 
     def begin_again(self) -> None:
@@ -288,9 +290,9 @@ class GraphedModel:
 
     def _release(self, size_limit: int) -> None:
         self.size_limit = size_limit
-        self.made.clear()
+        self.recordings.clear()
         # The graphs' memory returns to the GPU only when nothing refers to their pool any more.
-        self.learn, self.gradients, self._memory = [], [], None
+        self.trained, self.gradients, self._memory = [], [], None
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -326,6 +328,6 @@ class _Replay(torch.autograd.Function):
         torch_private.foreach_copy_(recording.grad_outputs, grad_outputs)
         recording.states.rewind(*ctx.place)
         recording.backward.replay()
-        recorder.free()
+        recorder.end_pass()
         weights = [g.detach() if does else None for g, does in zip(recorder.gradients, recording.has_grad, strict=True)]
         return None, None, *(None if g is None else g.clone() for g in recording.grad_inputs), *weights

@@ -52,10 +52,10 @@ def find_runs(*lists: Sequence[Tensor], kinds: Sequence[Any] = ()) -> list[Run]:
     return [Run(members, [_flat_tensor(tensors, members) for tensors in lists]) for members in runs]
 
 
-def split(found: Sequence[Run], flat: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+def split(runs: Sequence[Run], flat: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the parts of flat tensors, one for each run of `tensors`, in the shapes and order of `tensors`."""
     parts = list(tensors)
-    for run, whole in zip(found, flat, strict=True):
+    for run, whole in zip(runs, flat, strict=True):
         members = [tensors[n] for n in run.members]
         for n, part in zip(run.members, _parts_of(whole, members) if len(members) > 1 else [whole], strict=True):
             parts[n] = part
@@ -72,10 +72,10 @@ def lay_out(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 def like(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return new tensors, not yet filled, that lie as these do."""
-    found = find_runs(tensors)
-    members = [[tensors[n] for n in run.members] for run in found]
+    runs = find_runs(tensors)
+    members = [[tensors[n] for n in run.members] for run in runs]
     flat = [lay_out(run)[0] if len(run) > 1 else torch.empty_like(run[0]) for run in members]
-    return split(found, flat, tensors)
+    return split(runs, flat, tensors)
 
 
 def copy_(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -112,11 +112,11 @@ class CompileLog:
     def recompilations(self) -> list[CompiledGraph]:
         """Return unpredicted recompilations; those for separately compiled sizes were predicted."""
         foreseen = Counter({kind: number - len(set(self.expected[kind])) for kind, number in self.predicted().items()})
-        found = []
+        unpredicted = []
         for event in (e for e in self.events if e.reason and not e.failed):
             foreseen[event.block] -= 1
-            found += [event] if foreseen[event.block] < 0 else []
-        return found
+            unpredicted += [event] if foreseen[event.block] < 0 else []
+        return unpredicted
 
     def listen(self) -> None:
         """Start to record compilations. Idempotent; `torch.compiler.reset()` ends it."""
@@ -178,8 +178,8 @@ class CompileLog:
 
     def unproven(self) -> list[str]:
         """Return classes that should be compiled and have no graph. Call it after a step in which all blocks ran."""
-        made = {e.block for e in self.events if not e.failed}
-        return [kind for kind in self.expected if kind not in made and kind not in self.later]
+        compiled = {e.block for e in self.events if not e.failed}
+        return [kind for kind in self.expected if kind not in compiled and kind not in self.later]
 
     # After a break PyTorch runs parts of a block eagerly, or all of it, and still counts a graph.
     # Why: docs/decisions/2026-11-20-graph-breaks-are-reported.md
@@ -212,8 +212,8 @@ class CompileLog:
         self._owner.setdefault(graph, self._inside)
         self._buckets.setdefault(graph, self.bucket)
         if self.on_graph and self._inside and len(self._owner) > number:
-            made, said = len(self._owner), Message("compiling {block}", block=self._inside)
-            self.on_graph(said, made, max(self.due_for_one_size(), made))
+            begun, message = len(self._owner), Message("compiling {block}", block=self._inside)
+            self.on_graph(message, begun, max(self.due_for_one_size(), begun))
 
     def _read(self, m: Any) -> CompiledGraph:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6

@@ -102,7 +102,7 @@ class PassRecorder:
     """
 
     def __init__(self, denoiser: nn.Module, make_pool: Callable[[], PassPool] = CudaPool) -> None:
-        self.made: dict[Hashable, RecordedPass] = {}
+        self.recordings: dict[Hashable, RecordedPass] = {}
         self.why_not = ""  # why nothing is recorded any more
         self.replays = 0
         self._make_pool = make_pool
@@ -116,7 +116,7 @@ class PassRecorder:
             if self.why_not:
                 return call(*args, **kwargs)
             flattened = Call.of(args, kwargs)
-            recorded = self.made.get(flattened.key)
+            recorded = self.recordings.get(flattened.key)
             if recorded is None and flattened.key in self._warm:
                 recorded = self._record(call, flattened)
             if recorded is None:
@@ -127,8 +127,8 @@ class PassRecorder:
 
     def free(self) -> None:
         """Free all recordings. Passes are recorded again when their sizes occur next."""
-        had_recordings = bool(self.made)
-        self.made.clear()
+        had_recordings = bool(self.recordings)
+        self.recordings.clear()
         self._warm.clear()
         self._pool = None
         if had_recordings:
@@ -138,7 +138,7 @@ class PassRecorder:
 
     def free_if_short(self) -> bool:
         """Free all recordings if less than SPARE_BYTES of the device's memory are left; return whether it did."""
-        if not self.made or self._pool is None or self._pool.free_bytes() >= SPARE_BYTES:
+        if not self.recordings or self._pool is None or self._pool.free_bytes() >= SPARE_BYTES:
             return False
         self.free()
         return True
@@ -151,7 +151,7 @@ class PassRecorder:
 
     def _record(self, call: Callable[..., Any], flattened: Call) -> RecordedPass | None:
         """Record a pass. Return None if it cannot be."""
-        if len(self.made) >= MAX_RECORDED_PASSES:
+        if len(self.recordings) >= MAX_RECORDED_PASSES:
             return None
         began, why, recorded = time.perf_counter(), "", None
         try:
@@ -169,7 +169,7 @@ class PassRecorder:
         if recorded is None:
             self.give_up(why)
             return None
-        self.made[flattened.key] = recorded
+        self.recordings[flattened.key] = recorded
         logger.info("Recorded a pass for images of %s in %.1f s", flattened.shape, time.perf_counter() - began)
         return recorded
 

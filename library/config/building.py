@@ -214,11 +214,11 @@ def _resolve(
     return None
 
 
-def unknown_option(name: str, place: str, known: Iterable[str]) -> Problem:
-    """Return the problem of a name that is no option, with what was probably meant among the `known` ones."""
+def unknown_option(name: str, place: str, names: Iterable[str]) -> Problem:
+    """Return the problem of a name that is no option, with what was probably meant among `names`."""
     if name in OF_DATASET_FILES:
         return Problem(name, "is set for single data sets: write it into the dataset_config", place=place)
-    return Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, known, option_name))
+    return Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, names, option_name))
 
 
 def understood(config: type[RunConfig]) -> list[str]:

@@ -71,7 +71,7 @@ CHOICE_WORDS: Mapping[str, str] = MappingProxyType(
 
 def word_of_choice(text: str, own: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return a choice in words; `own` are those of its option."""
-    if known := own.get(text, CHOICE_WORDS.get(text)):
-        return known
+    if word := own.get(text, CHOICE_WORDS.get(text)):
+        return word
     is_name = not text.islower() or "." in text or any(letter.isdigit() for letter in text)  # AdamW8bit, bf16
     return text if is_name else re.sub("[_-]", " ", text).capitalize()

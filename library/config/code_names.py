@@ -76,11 +76,8 @@ def why_not_class(module: str, name: str, option: str) -> Message | str:
     defined = _names_in_module(module)
     if defined and name in defined.functions:
         return Message("{module}.{name} is a function, not a class", module=module, name=name)
-    actual_name = (
-        next((candidate for candidate in defined.classes | defined.others if candidate.lower() == name.lower()), name)
-        if defined
-        else name
-    )
+    candidates = defined.classes | defined.others if defined else ()
+    actual_name = next((candidate for candidate in candidates if candidate.lower() == name.lower()), name)
     if code_bases.derives(module, actual_name, BASES[option]) is False:
         return Message(
             "{module}.{name} is not a subclass of {base}", module=module, name=actual_name, base=BASES[option]

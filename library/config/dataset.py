@@ -148,11 +148,7 @@ SUBSET_KEYS = section_options(SubsetConfig)
 # [general] and [[datasets]] may contain their own values, and defaults for their subsets.
 DATASET_KEYS = {k: o for k, o in SUBSET_KEYS.items() if k not in SUBSET_ONLY} | dict(section_options(DatasetConfig))
 SUFFIXES = (".toml", ".json")
-MUSUBI_DATASET_KEYS = {
-    "image_directory",
-    "image_jsonl_file",
-    "cache_directory",
-}  # keys of another trainer's dataset files
+MUSUBI_DATASET_KEYS = {"image_directory", "image_jsonl_file", "cache_directory"}  # of another trainer's dataset files
 # Names of the run's options that differ.
 RUN_NAMES = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 
@@ -200,17 +196,17 @@ def _datasets_of_file(path: str | Path, config: RunConfig, problems: list[Proble
         for key in tables
         if key not in ("general", "datasets")
     ]
-    known = options_of(type(config))
+    run_options = options_of(type(config))
     base_layers = (
         _options_of_run(config),
-        _read_table(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", known, problems),
+        _read_table(tables.get("general", {}), DATASET_KEYS, f"{name} [general]", run_options, problems),
     )
     datasets: list[DatasetConfig] = []
     for i, table in enumerate(_tables_of_key(tables, "datasets", name, problems), 1):
         before = len(problems)
         table_datasets = [
             replace(dataset, table=i - 1)
-            for dataset in _read_datasets_of_table(table, f"{name} dataset {i}", base_layers, known, problems)
+            for dataset in _read_datasets_of_table(table, f"{name} dataset {i}", base_layers, run_options, problems)
         ]
         datasets += table_datasets
         # A rule about an unreadable value would only repeat that it is wrong.

@@ -97,7 +97,7 @@ def read_bytes(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> bytes:
     return data
 
 
-def check_file_size(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> None:
+def check_file_size(path: str | Path, max_bytes: int) -> None:
     # For files that a package opens by itself; all others go through `read_bytes`.
     if (size := check_regular(path).st_size) > max_bytes:
         raise _too_large(path, size, max_bytes)

@@ -147,12 +147,9 @@ def parse_numbers(value: Any) -> str:
 def _read_parts(value: Any, read: Callable[[Any], Any], delimiter: str = ",") -> list[Any]:
     """Parse each part of a list or text; empty if one fails."""
     try:
-        parts = (
-            list(value)
-            if isinstance(value, list | tuple)
-            else re.split(delimiter, to_str(value).translate(WIDE_CHARACTERS).strip())
-        )
-        return [read(part) for part in parts]
+        if not isinstance(value, list | tuple):
+            value = re.split(delimiter, to_str(value).translate(WIDE_CHARACTERS).strip())
+        return [read(part) for part in value]
     except ValueError:
         return []
 

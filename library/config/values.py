@@ -97,10 +97,10 @@ class Option:
             if len(self.choices) == 1:  # otherwise nothing is set
                 return Message("{choice} or left out", choice=self.choices[0])
             return Message("one of {choices}", choices=", ".join(map(str, self.choices)))
-        one = Message(TYPE_WORDS[self.type])
+        single = Message(TYPE_WORDS[self.type])
         if self.choices and self.type in (int, float):
-            return Message("{choices} or {one}", one=one, choices=", ".join(map(str, self.choices)))
-        return Message("{one}, or several", one=one) if self.many else one
+            return Message("{choices} or {one}", one=single, choices=", ".join(map(str, self.choices)))
+        return Message("{one}, or several", one=single) if self.many else single
 
     def read(self, value: Any) -> Any:
         """Parse a value of any origin into the declared type. Raises ConfigError without the option's name.
@@ -220,20 +220,10 @@ class Option:
 
     def _wrong_kind(self, value: Any, suggestion: str = "") -> ConfigError:
         """Return the error about a value of the wrong kind; `suggestion` is the probable intention."""
-        hint, fix = (
-            Message(" (did you mean {name}?)", name=suggestion) if suggestion else "",
-            {self.name: suggestion} if suggestion else {},
-        )
-        return ConfigError(
-            Problem(
-                "",
-                "must be {expects}, got {value}{hint}",
-                fix=fix,
-                expects=self.expects,
-                value=quoted(value),
-                hint=hint,
-            )
-        )
+        hint = Message(" (did you mean {name}?)", name=suggestion) if suggestion else ""
+        fix = {self.name: suggestion} if suggestion else {}
+        template = "must be {expects}, got {value}{hint}"
+        return ConfigError(Problem("", template, fix=fix, expects=self.expects, value=quoted(value), hint=hint))
 
 
 def to_bool(value: Any) -> bool:

@@ -154,13 +154,11 @@ def _dataset_toml(text: str, tables: Sequence[DatasetTable]) -> str:
         rearranged = _rearrange_tables(text, tables)
         subset_counts = [len(table.get("subsets", [])) for table in tomllib.loads(rearranged).get("datasets", [])]
         if subset_counts == [len(table.folders) for table in tables]:
-            text, tables = (
-                rearranged,
-                [
-                    replace(table, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(table.folders)])
-                    for at, table in enumerate(tables)
-                ],
-            )
+            text = rearranged
+            tables = [
+                replace(table, at=at, folders=[replace(folder, at=i) for i, folder in enumerate(table.folders)])
+                for at, table in enumerate(tables)
+            ]
     document = tomlkit.parse(text)
     _apply_tables(document, tables, tomlkit.table, [])
     return tomlkit.dumps(document)

@@ -163,21 +163,21 @@ def _new_pictures(collection: ImageCollection, survey: Survey, places: _Places) 
     """Return the survey's images that the collection does not have, and mark those of it that are held out."""
     opened_pictures = {picture.path: picture for picture in collection.pictures}
     added: list[Picture] = []
-    known: set[tuple[str, int]] = set()  # an image is in the survey once for each size
+    marks: set[tuple[str, int]] = set()  # an image is in the survey once for each size
     for image in survey.images.items:
         mark = image.path, survey.images.datasets[image.dataset].table
-        if image.path not in opened_pictures and mark not in known:
+        if image.path not in opened_pictures and mark not in marks:
             added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
-        known.add(mark)
+        marks.add(mark)
     for image in survey.images.validation.items if survey.images.validation else ():
         mark = image.path, survey.images.datasets[image.dataset].table
-        if mark in known:
+        if mark in marks:
             continue  # in both parts, as in a state of an earlier version: it counts as one for training
         if image.path in opened_pictures:
             opened_pictures[image.path].role, opened_pictures[image.path].repeats = "held", 1
         else:
             added.append(_picture_of_image(survey, places.of(image), image, "held"))
-        known.add(mark)
+        marks.add(mark)
     for image in survey.copies:
         added.append(_picture_of_image(survey, places.of(image), image, "reg" if image.is_reg else ""))
         added[-1].unused = HELD_OUT

@@ -163,9 +163,8 @@ def _check_number(
     folder_is_missing = not are_listed and not all(os.path.isdir(folder) for folder in subset.more_control_directories)
     source = next(iter(subset.control_directories), subset.metadata_file)
     if too_few and not folder_is_missing and source and os.path.exists(source):
-        survey.unreferenced.setdefault(source, []).append(
-            image.path
-        )  # `find_missing_controls` makes one problem of them
+        # `find_missing_controls` makes one problem of them.
+        survey.unreferenced.setdefault(source, []).append(image.path)
     elif folder_is_missing or too_few or len(paths) > use.most:
         survey.problems.append(_wrong_number(subset, image, len(paths), use))
 

@@ -16,7 +16,8 @@ from library.data.pixels import ALWAYS, PLUGINS, extensions
 OTHER_FORMATS = {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif"}
 UPRIGHT = "_upright"  # in names of caches of images that are turned by their EXIF orientation
 CACHED_SIZE = re.compile(rf"(.+)_(\d{{2,}})x(\d{{2,}})({UPRIGHT})?_\w+\.(?:npz|safetensors)")
-FILE_LABELS = MASK_LABEL, CONDITION_LABEL = ("-masklabel", "-condlabel")  # of equal length
+MASK_LABEL = "-masklabel"
+FILE_LABELS = (MASK_LABEL, "-condlabel")  # of equal length
 MAX_MESSAGES_PER_KIND = 20  # messages of one kind; the rest is counted
 MANY_REPEATS = 500  # a folder called 2024_holiday is a year, not a number of repeats
 

@@ -222,10 +222,8 @@ def held_out_by_folder(images: "ImageSet") -> Message | None:
     """Return how many images are held out of which folder; None if none are."""
     if not images.validation:
         return None
-    held_paths, all_paths = (
-        _paths_by_folder(images.validation.items),
-        _paths_by_folder([*images.items, *images.validation.items]),
-    )
+    held_paths = _paths_by_folder(images.validation.items)
+    all_paths = _paths_by_folder([*images.items, *images.validation.items])
     names = Counter(os.path.basename(os.path.normpath(folder)) for folder in all_paths)
     rows = [
         Message(

@@ -110,9 +110,9 @@ def has_transparency(path: str) -> bool:
     """Return whether an image has an alpha channel or a transparent colour; False if it is unreadable."""
     try:
         status = os.stat(path)
-        known = _transparent.get((path, status.st_mtime_ns, status.st_size))
-        if known is not None:
-            return known
+        remembered = _transparent.get((path, status.st_mtime_ns, status.st_size))
+        if remembered is not None:
+            return remembered
         extensions()
         with open(path, "rb") as file, Image.open(file) as image:
             return _keep_facts(path, file, image)

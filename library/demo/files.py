@@ -123,11 +123,8 @@ def _once(folder: Path, fill: Callable[[Path], object]) -> None:
 def _write_demo_model(family: str, folder: Path) -> None:
     """Create a tiny checkpoint of a family or variant, and a list of its files."""
     module = random_module(owner(family))
-    paths = (
-        module.write_random_model(folder, sizes=module.VARIANTS[family])
-        if family != owner(family)
-        else module.write_random_model(folder)
-    )
+    sizes = {} if family == owner(family) else {"sizes": module.VARIANTS[family]}
+    paths = module.write_random_model(folder, **sizes)
     files = paths if isinstance(paths, Mapping) else {family: paths}
     relative = {name: Path(path).relative_to(folder).as_posix() for name, path in files.items()}
     write_atomic(folder / "files.json", json.dumps(relative, indent=1) + "\n")

@@ -75,7 +75,7 @@ def checksums() -> dict[str, str]:
     return listed if isinstance(listed, dict) else {}
 
 
-def write_checksums(names: Iterable[str] = families.FAMILIES) -> Path:
+def write_checksums(names: Iterable[str]) -> Path:
     """Write the list, after the files of these families were replaced; other entries stay."""
     entries = {name: digest for name, digest in checksums().items() if name.split("/")[0] not in names}
     files = (path for name in names for path in sorted((SMALL_MODELS_FOLDER / name).rglob("*")) if path.is_file())

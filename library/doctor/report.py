@@ -14,20 +14,20 @@ from dataclasses import asdict
 
 import psutil
 
-from library.config import environment as surroundings
+from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, join_messages
 from library.doctor import advice
 from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.jobs.work import join_work
-from library.packages import PACKAGE_NAMES as OPTIONAL
+from library.packages import PACKAGE_NAMES
 from library.packages import locked as locked_versions
 from library.setup import installation
 from library.setup.installation import SETUP
 
 REPORTED_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gradio", "numpy")
-EXTRAS = ("triton", *OPTIONAL.values(), "torchao")
+EXTRAS = ("triton", *PACKAGE_NAMES.values(), "torchao")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,11 +170,11 @@ def foreign_library() -> MachineFinding:
 def check_environment() -> MachineFinding:
     """Report a cache folder in the environment that cannot be created."""
     # PyTorch exits at it on import.
-    cache_folder = os.environ.get(surroundings.CACHE)
+    cache_folder = os.environ.get(environment.CACHE)
     try:
-        surroundings.check_cache_variables()
+        environment.check_cache_variables()
     except ConfigError as error:
-        del os.environ[surroundings.CACHE]  # continue the other checks without it
+        del os.environ[environment.CACHE]  # continue the other checks without it
         return bad("environment", error.said, folder=cache_folder)
     return ok("environment", "", folder=cache_folder)
 
@@ -185,11 +185,11 @@ def network() -> MachineFinding:
     import httpx  # used by huggingface_hub for downloads
 
     variables = {
-        name: value for name, value in os.environ.items() if name.lower() in surroundings.NETWORK_VARIABLES and value
+        name: value for name, value in os.environ.items() if name.lower() in environment.NETWORK_VARIABLES and value
     }
     invalid: list[Message] = []
     for name, value in variables.items():
-        with surroundings.without_network_settings():
+        with environment.without_network_settings():
             os.environ[name] = value
             try:
                 httpx.Client().close()

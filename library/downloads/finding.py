@@ -57,9 +57,8 @@ def _candidates(folders: Iterable[Path], max_depth: int) -> Iterator[Path]:
             depth = len(folder_path.relative_to(top).parts)
             # Assigned in place, as os.walk descends into what is left in the list.
             subfolders[:] = sorted(name for name in subfolders if not name.startswith(".")) if depth < max_depth else []
-            if not set(recognition.INDEXES).isdisjoint(
-                files
-            ):  # a diffusers model; its parts are no models of their own
+            # A diffusers model; its parts are no models of their own.
+            if not set(recognition.INDEXES).isdisjoint(files):
                 subfolders[:] = []
                 yield folder_path
                 continue

@@ -17,6 +17,7 @@ from library.families.facts import FamilyFacts
 if TYPE_CHECKING:
     from library.families.base import Family
 
+# Folders, in the order of the page.
 FAMILIES = (
     "sdxl",
     "flux",
@@ -28,7 +29,7 @@ FAMILIES = (
     "zimage",
     "anima",
     "sd15",
-)  # folders, in the order of the page
+)
 SHOWN_BY_DEMO = "flux"  # the default of `kohya demo`
 
 

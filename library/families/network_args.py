@@ -32,10 +32,11 @@ LAYER_PRESETS = (
 UNMATCHED = "ia3"  # a preset of the package whose names match no layer, as they are compared with whole paths
 DROPPING_OUT = ("lora", "locon", "loha", "lokr", "glora")  # algos with dropout, all in bypass mode only
 WITH_DORA = ("lora", "locon", "loha", "lokr")
+# Algos with rank_dropout, by bypass_mode.
 DROPPING_RANKS = {
     False: ("lora", "locon", "loha", "lokr", "diag-oft", "full"),
     True: ("lora", "locon", "loha", "glora"),
-}  # algos with rank_dropout, by bypass_mode
+}
 BLOCK_LIST = "_block_indices"  # ending of the arguments that list blocks
 LONGEST_VALUE = 20_000  # characters of an argument
 MAX_STRENGTH = 100  # a higher alpha / rank is likely a mistake
@@ -380,9 +381,9 @@ def read_leniently(config: AdapterRun, cls: type) -> tuple[Any, list[Problem]]:
     texts = {key: value or ("none" if key.endswith(BLOCK_LIST) else "") for key, value in texts.items()}
     texts = {key: value for key, value in texts.items() if not (value in ("", "None") and key in section_options(cls))}
     for key in [key for key, value in texts.items() if len(value) > LONGEST_VALUE]:
-        given = counted(len(texts.pop(key)), "character")
+        length = counted(len(texts.pop(key)), "character")
         problems.append(
-            wrong_argument(key, "has {count}, and at most {most} are read", count=given, most=LONGEST_VALUE)
+            wrong_argument(key, "has {count}, and at most {most} are read", count=length, most=LONGEST_VALUE)
         )
     for name in [n for n in HINTS if n in texts and n not in section_options(cls)]:
         problems.append(wrong_argument(name, "is not a known key{hint}", hint=Message(HINTS[name])))

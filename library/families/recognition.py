@@ -124,7 +124,7 @@ def recognise_file(path: Path) -> Recognised:
 
 def _recognise_folder(paths: Sequence[Path]) -> Recognised:
     """Recognise a folder of several checkpoints: as one of its models, if all are of one family."""
-    models = [found for path in paths if (found := _cached(path, version(path))) and found.family]
+    models = [recognised for path in paths if (recognised := _cached(path, version(path))) and recognised.family]
     if len(models) == 1:
         return models[0]
     if len({model.family for model in models}) == 1:

@@ -27,7 +27,7 @@ class ScaledWeight:
         return ScaledWeight(values, self.factors.chunk(pieces)[piece].clone(), self.group)
 
 
-def restore(values: Tensor, factors: Tensor, group: int = 0) -> Tensor:
+def restore(values: Tensor, factors: Tensor, group: int) -> Tensor:
     """Return the weight in float32: `factors` is one, or one of each row, or of each block of a row."""
     factors = factors.float()
     if factors.numel() == 1:

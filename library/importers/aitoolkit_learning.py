@@ -271,8 +271,8 @@ def _import_preservation(builder: ImportBuilder) -> None:
                 switch, "only a LoRA or LyCORIS network can be switched off to get the base model's prediction"
             )
             continue
-        given = builder.get(f"{switch}_class")
-        weight, prompt = builder.number(f"{switch}_multiplier"), given if isinstance(given, str) else ""
+        class_word = builder.get(f"{switch}_class")
+        weight, prompt = builder.number(f"{switch}_multiplier"), class_word if isinstance(class_word, str) else ""
         values: JsonObject = {"preserve_weight": 1.0 if weight is None else weight}
         values |= {"preserve_prompt": prompt} if prompt else {}
         builder.convert(switch, values)

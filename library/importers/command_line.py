@@ -81,7 +81,7 @@ def read_command(path: Path) -> TrainingCommand:
     script, arguments = _stem(words[at]), words[at + 1 :]
     _refuse_others(script, arguments)
     flags = _known_flags(arguments, notes)
-    launcher = {name: flag_value(found) for name, found in flags_of(words[:at]).items()}
+    launcher = {name: flag_value(values) for name, values in flags_of(words[:at]).items()}
     if "dit" in flags and "mixed_precision" in launcher:  # musubi-tuner trains in the launcher's where it has none
         flags.setdefault("mixed_precision", launcher["mixed_precision"])
     _note_launcher(launcher, notes)
@@ -133,19 +133,19 @@ def _without_comments(text: str) -> str:
 
 def _read_variables(text: str) -> dict[str, str]:
     """Return the variables that the script sets to one value only; others depend on what it finds when it runs."""
-    found: dict[str, set[str]] = {}
+    values_by_name: dict[str, set[str]] = {}
     for line in text.splitlines():
         if match := ASSIGNED.match(line):
             value = match["double"] or match["single"] or match["bare"] or ""
-            found.setdefault(match["name"], set()).add(value[:MAX_LETTERS])
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+            values_by_name.setdefault(match["name"], set()).add(value[:MAX_LETTERS])
+    return {name: values.pop() for name, values in values_by_name.items() if len(values) == 1}
 
 
 def _fill(word: str, variables: Mapping[str, str]) -> str:
     """Put the values of variables in their places, also of those in values."""
     for _ in range(4):
         filled = VARIABLE.sub(
-            lambda found: variables.get(found["braced"] or found["plain"] or found["percent"], found[0]), word
+            lambda match: variables.get(match["braced"] or match["plain"] or match["percent"], match[0]), word
         )
         if filled == word or len(filled) > MAX_LETTERS:
             break
@@ -206,10 +206,10 @@ def _known_flags(arguments: list[str], notes: list[MessageLike]) -> JsonObject:
         notes.append(Message("left out, as it belongs to no --flag: {words}", words=" ".join(stray)))
     flags: JsonObject = {}
     for name, words in by_flag.items():
-        known = [word for word in words if not OPEN.search(word)]
+        constant = [word for word in words if not OPEN.search(word)]
         only_alone = all(_stands_alone(word) for word in words if OPEN.search(word))
-        if name and (name not in unclear_flags or known or only_alone):
-            flags[name] = flag_value(known)
+        if name and (name not in unclear_flags or constant or only_alone):
+            flags[name] = flag_value(constant)
     return flags
 
 

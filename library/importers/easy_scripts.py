@@ -90,11 +90,9 @@ def _import_easy_network(builder: ImportBuilder) -> None:
     if not builder.adapters:
         return
     stored_args = builder.get("network_args")
-    pairs = (
-        {EASY_TABLES["arguments"].get(key, key): value for key, value in stored_args.items()}
-        if isinstance(stored_args, Mapping)
-        else {}
-    )
+    pairs = {}
+    if isinstance(stored_args, Mapping):
+        pairs = {EASY_TABLES["arguments"].get(key, key): value for key, value in stored_args.items()}
     arguments = optimizer_args({key: value for key, value in pairs.items() if value is not False})
     if not isinstance(stored_args, Mapping):
         arguments = [str(argument) for argument in stored_args] if isinstance(stored_args, list) else []

@@ -22,6 +22,7 @@ from library.importers.shared import (
 TRAINER = "musubi-tuner"
 APPLIES_EXIF = False  # it trains images as they are stored
 MUSUBI_TABLES = load_tables("musubi")
+# Options that it does not have.
 OUR_KEYS = {
     "pretrained_model_name_or_path",
     "train_data_dir",
@@ -29,7 +30,7 @@ OUR_KEYS = {
     "train_batch_size",
     "cache_latents",
     "cache_latents_to_disk",
-}  # options that it does not have
+}
 FLUX_1 = "networks.lora_flux"  # the module decides, whatever other keys say
 BUCKET_MULTIPLE = 16  # sides of images are multiples of this many pixels
 MODULATION_PATTERN = ".*(img_mod|txt_mod|modulation).*"  # layers of FLUX.1

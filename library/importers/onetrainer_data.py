@@ -170,11 +170,9 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
         return [round(count) for count in repeats]
     factor = next((factor for factor in range(1, MOST_FACTOR + 1) if _is_whole(repeats, factor)), 0)
     counts = {name: builder.values[name] for name in OF_EPOCHS if builder.values.get(name)}
-    whole = (
-        {name: number for name in counts if (number := to_number(counts[name])) and number % factor == 0}
-        if factor
-        else {}
-    )
+    whole = {}
+    if factor:
+        whole = {name: number for name in counts if (number := to_number(counts[name])) and number % factor == 0}
     if factor and whole.keys() == counts.keys():
         builder.values |= {name: int(number) // factor for name, number in whole.items()}
         template = "repeats of concepts are multiplied by {factor} to be whole, and epochs divided by it"

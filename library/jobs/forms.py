@@ -58,9 +58,8 @@ class CommandForms:
     titles: Mapping[str, str]
     labels: Mapping[str, str]
     left_out: frozenset[str] = frozenset()
-    suggestions: Mapping[str, Mapping[str, str]] = dataclasses.field(
-        default_factory=dict
-    )  # titles and texts of a text field
+    # Titles and texts of a text field.
+    suggestions: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def all(self) -> dict[str, CommandForm]:
         """Return every subcommand with a title, by name."""

@@ -21,8 +21,7 @@ from library.config.command import PROJECT_ROOT
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError
 from library.files import write_atomic
-from library.runs import layout, process, reader, registry
-from library.runs import start as launching
+from library.runs import layout, process, reader, registry, start
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 JOB_FOLDER_VARIABLE = "KOHYA_JOB_DIR"  # environment variable: the folder of this process' job
@@ -132,7 +131,7 @@ def start_job(
     layout.store(folder / JOB, facts)
     child_environment = {**environment, JOB_FOLDER_VARIABLE: str(folder)}
     try:
-        child = launching.detached(job_command(arguments), folder / layout.LOG, child_environment, str(PROJECT_ROOT))
+        child = start.detached(job_command(arguments), folder / layout.LOG, child_environment, str(PROJECT_ROOT))
     except OSError as error:
         layout.store(folder / JOB, {**facts, "state": "failed", "error": str(error)})
         raise ConfigError("{kind} could not be started: {why}", kind=kind, why=error.strerror or error) from error

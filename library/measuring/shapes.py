@@ -108,7 +108,7 @@ def made_real(call: Call, device: torch.device) -> Call:
     return pytree.tree_map(real, call)
 
 
-def forward_backward(block: nn.Module, call: Call, autocast: Callable[[], Any] = contextlib.nullcontext) -> None:
+def forward_backward(block: nn.Module, call: Call, autocast: Callable[[], Any]) -> None:
     """Run a block forward and backward; gradients are discarded."""
     args, kwargs = call
     with autocast():

@@ -59,10 +59,10 @@ def missing_kernel(device: torch.device, kernel: str, option: str = "attention_k
     """Return the problem of an option that chooses a kernel which this machine lacks."""
     if kernel == "auto" or kernel in offered(device):
         return None
-    known = ", ".join(["auto", *offered(device)])
+    choices = ", ".join(["auto", *offered(device)])
     template = ": there is no {kernel} on this machine; choose one of {known}"
     return packages.missing_kernel_package(option, kernel) or Problem(
-        option, template, kernel=kernel, known=known, fix={option: "auto"}
+        option, template, kernel=kernel, known=choices, fix={option: "auto"}
     )
 
 

@@ -34,8 +34,10 @@ def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list
 def image_transformers(denoiser: nn.Module, family: Family) -> list[nn.Module]:
     """Return the modules that make images tokens, with their norms."""
     classes = family.image_transformers if isinstance(family, HasImageTransformers) else ()
-    found = (module for module in denoiser.modules() if type(module).__name__ in classes)
-    return [module for module in found if hasattr(module, "norm")]  # a process that compiles has only some of them
+    transformers = (module for module in denoiser.modules() if type(module).__name__ in classes)
+    return [
+        module for module in transformers if hasattr(module, "norm")
+    ]  # a process that compiles has only some of them
 
 
 def graphs_per_block(denoiser: nn.Module, family: Family, config: RunConfig, device: torch.device, sizes: Sizes) -> int:

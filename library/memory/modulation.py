@@ -20,8 +20,8 @@ from library.memory import swapping
 
 def modulation_layers(block: nn.Module, plan: Mapping[str, BlockModulation]) -> list[Any]:
     """Return the modulation layers of a block by its family's plan."""
-    found = plan.get(type(block).__name__)
-    return [block.get_submodule(path) for path in found.layers] if found else []
+    modulation = plan.get(type(block).__name__)
+    return [block.get_submodule(path) for path in modulation.layers] if modulation else []
 
 
 # Why: docs/decisions/2026-11-29-modulation-in-host-memory.md

@@ -91,8 +91,8 @@ def padded_backward(  # noqa: PLR0913 - what the kernels need
     """Return the gradients of q, k and v, in memory like these."""
     # For cuDNN in one order: see `DenseGradient`.
     gradient = gradient.transpose(1, 2).contiguous().transpose(1, 2)
-    found = attention_kernels.unmasked_attention_backward(kernel, gradient, q, k, v, output, logarithm)
-    return _like(found[0], q), _like(found[1], k), _like(found[2], v)
+    gradients = attention_kernels.unmasked_attention_backward(kernel, gradient, q, k, v, output, logarithm)
+    return _like(gradients[0], q), _like(gradients[1], k), _like(gradients[2], v)
 
 
 @padded_backward.register_fake

@@ -282,9 +282,8 @@ def _behaviours_within(block: nn.Module) -> set[str]:
     share graphs; only those with a `_swap` attribute do swap.
     """
     behaviours = {behaviour for module in block.modules() for behaviour in behaviours_of(module)}
-    if any(
-        p.dtype.itemsize == 1 and p.dtype != torch.uint8 for p in block.parameters()
-    ):  # also if adapters cast the weights
+    # Also if adapters cast the weights.
+    if any(p.dtype.itemsize == 1 and p.dtype != torch.uint8 for p in block.parameters()):
         behaviours.add(EIGHT_BIT)
     if swapping.MODULATION in vars(block):
         behaviours.add("modulation in CPU memory")

@@ -48,22 +48,22 @@ class Swap:
         self,
         blocks: Sequence[nn.Module],
         device: torch.device,
-        learn: str = "",
+        stepped_on: str = "",
         apart: Collection[nn.Parameter] = (),
         parts: Callable[[nn.Module], Iterable[nn.Parameter]] | None = None,
     ) -> None:
-        """`learn` says where trained blocks are stepped: "host" or "device". Adapters stay resident.
+        """`stepped_on`: where trained blocks are stepped, "host" or "device". Adapters stay resident.
 
         `parts` returns the weights of a block that are swapped, by default all its matrices; those `apart` are not.
         """
-        parts, kept = parts or functools.partial(find_matrices, learns=bool(learn)), {id(p) for p in apart}
+        parts, kept = parts or functools.partial(find_matrices, learns=bool(stepped_on)), {id(p) for p in apart}
         pin = device.type == "cuda"
         self.blocks = [_Packed(block, [p for p in parts(block) if id(p) not in kept], pin) for block in blocks]
-        self.device, self.learn = device, learn
+        self.device, self.stepped_on = device, stepped_on
         # Two streams, as a GPU copies in both directions at the same time.
         self.stream, self.leaving = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
         self._order: list[int] = []  # call order of the blocks, as observed so far
-        self._slots = _Slots(self.blocks, device, SLOTS + LEAVING if learn == "device" else SLOTS)
+        self._slots = _Slots(self.blocks, device, SLOTS + LEAVING if stepped_on == "device" else SLOTS)
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -85,7 +85,7 @@ class Swap:
         """Fetch each block's weights when it is called, and again when its gradient is computed."""
         denoiser.__dict__["_swap"] = self
         kinds = {type(packed.block) for packed in self.blocks}
-        if self.learn == "host":
+        if self.stepped_on == "host":
             for packed in self.blocks:
                 packed.offload_gradients()
         for index, packed in enumerate(self.blocks):
@@ -99,7 +99,7 @@ class Swap:
         slot = self._fetch(index)
         if slot.filled is not None:  # wait for this slot only, as the next block's copy may already run
             torch.cuda.current_stream(self.device).wait_event(slot.filled)
-        if self.learn == "device" and not forward:
+        if self.stepped_on == "device" and not forward:
             self._write_back(but=self.blocks[index])
             self.blocks[index].changes = True
         # The first forward pass shows the order, which only the denoiser knows.
@@ -118,7 +118,7 @@ class Swap:
         self._slots.write_back()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        if self.learn == "host":
+        if self.stepped_on == "host":
             self._slots.clear()  # the optimizer will change the host's copies
             for packed in self.blocks:
                 packed.hand_over_gradients()
@@ -177,7 +177,7 @@ def find_matrices(block: nn.Module, learns: bool = False) -> list[nn.Parameter]:
 def find_trainable_swap(denoiser: nn.Module) -> Swap | None:
     """Return the Swap of a denoiser whose swapped blocks are trained, else None; the optimizer has to follow it."""
     swap = getattr(denoiser, "_swap", None)
-    return swap if swap and swap.learn and swap.blocks else None
+    return swap if swap and swap.stepped_on and swap.blocks else None
 
 
 class _Packed:

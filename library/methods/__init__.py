@@ -95,8 +95,8 @@ def method_notes(config: RunConfig) -> Iterator[Problem]:
 def _merged_assistants(config: AdapterRun) -> Iterator[Problem]:
     """Yield a published assistant LoRA that is merged, and so shows in samples."""
     files, strengths = config.network.base_weights, config.network.base_weights_multiplier
-    for known in families.facts_of(config.family).assistant_loras:
-        if len(files) == 1 and known.is_named(files[0]) and not config.network.assistant_lora:
+    for assistant in families.facts_of(config.family).assistant_loras:
+        if len(files) == 1 and assistant.is_named(files[0]) and not config.network.assistant_lora:
             yield Problem(
                 "base_weights",
                 ": {file} is merged into the model and shows in samples; as assistant_lora it is off in them",

@@ -39,14 +39,14 @@ from library.methods.lora_files import Unmatched, file_of, report_unmatched
 from library.methods.lycoris_denoiser import FilteredDenoiser, left_out
 from library.methods.lycoris_files import (
     adapter_alpha,
-    answer_in_the_dtype_of_the_layer,
     block_sizes,
-    drop_rows_on_the_device,
+    cast_output_to_layer_dtype,
+    draw_rank_dropout_on_device,
     follow_alpha,
     match_scale_of_file,
     put_blocks,
     takes_the_weight,
-    use_whole_rank_outside_of_steps,
+    use_full_rank_outside_steps,
 )
 from library.methods.lycoris_presets import known_presets
 from library.methods.small_files import unused_alphas
@@ -180,19 +180,15 @@ def find_lycoris_problems(config: AdapterRun) -> Iterator[Problem]:
         return
     # The package first: in one that does not load no module is found.
     if obstacle := packages.obstacle(module.split(".")[0]):
-        known = section_options(type(config.network))["network_module"].choices
-        hint = did_you_mean(module, known)
-        if hint and module not in known:
+        modules = section_options(type(config.network))["network_module"].choices
+        hint = did_you_mean(module, modules)
+        if hint and module not in modules:
             yield Problem("network_module", "{name} is not known{hint}", name=module, hint=hint)
         else:
             yield Problem("network_module", "{module} {absent}", module=module, absent=obstacle)
     elif why := code_names.why_not_network(module):
         template = "{module}: {why}; write lycoris.kohya, or leave it empty"
         yield Problem("network_module", template, module=module, why=why)
-
-
-def _is_module(network: object) -> bool:
-    return isinstance(network, nn.Module)
 
 
 def load_module(name: str) -> Any:
@@ -245,7 +241,7 @@ def _wanted_network(config: AdapterRun) -> tuple[int, float, JsonObject]:
     }
     dim, alpha = network.network_dim or 4, network.network_alpha
     if network.dim_from_weights:
-        dim, alpha, stored = _of_file(network.network_weights)
+        dim, alpha, stored = _network_of_file(network.network_weights)
         settings = {**stored, **settings}
     settings.setdefault("dropout", network.network_dropout or 0.0)
     return dim, alpha, settings
@@ -267,7 +263,7 @@ def _create_network(
             stack.enter_context(known_presets(str(settings.get("preset", "full")), components.denoiser))
         stack.enter_context(_without_messages(name))
         network = create(1.0, dim, alpha, components.vae, list(encoders.values()) or None, visible_denoiser, **settings)
-    if not _is_module(network):
+    if not isinstance(network, nn.Module):
         raise ConfigError(Problem("network_module", "{name} makes no network: write lycoris.kohya", name=name))
     return network
 
@@ -288,8 +284,8 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
     """
     layer = adapter.org_module[0]
     match_scale_of_file(adapter)
-    use_whole_rank_outside_of_steps(adapter)
-    answer_in_the_dtype_of_the_layer(adapter)
+    use_full_rank_outside_steps(adapter)
+    cast_output_to_layer_dtype(adapter)
     layer.add_module("adapter", _moved(adapter, device, dtype))
     if getattr(adapter.org_forward, "__func__", None) is type(layer).forward:
         adapter.org_forward = types.MethodType(_call_current_forward, layer)
@@ -298,7 +294,7 @@ def _put_into_its_layer(adapter: Any, device: torch.device, dtype: torch.dtype) 
     if getattr(adapter, "op", None) is functional.group_norm:
         adapter.op = _group_norm
     if type(adapter).__name__ == "LokrModule" and adapter.rank_dropout:
-        drop_rows_on_the_device(adapter)
+        draw_rank_dropout_on_device(adapter)
 
 
 def _call_current_forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -332,7 +328,7 @@ def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return functional.group_norm(with_gradient(input), *args, **kwargs)
 
 
-def _of_file(path: Any) -> tuple[int, float, dict[str, str]]:
+def _network_of_file(path: Any) -> tuple[int, float, dict[str, str]]:
     """Return rank, alpha and arguments of the network that wrote a file, from its metadata. Raises ConfigError if they
     are missing.
     """

@@ -14,7 +14,7 @@ def block_sizes(network: Any) -> dict[str, int]:
     return {adapter.lora_name: adapter.block_size for adapter in network.loras if hasattr(adapter, "up_list")}
 
 
-def use_whole_rank_outside_of_steps(adapter: Any) -> None:
+def use_full_rank_outside_steps(adapter: Any) -> None:
     """Let a DyLoRA compute with all of its ranks unless it learns: the package draws some for samples and validation,
     too, which then differ from the file, and change the random numbers of the training.
     """
@@ -28,7 +28,7 @@ def use_whole_rank_outside_of_steps(adapter: Any) -> None:
     adapter.get_random_rank_weight = weight
 
 
-def answer_in_the_dtype_of_the_layer(adapter: Any) -> None:
+def cast_output_to_layer_dtype(adapter: Any) -> None:
     """Let iA3 return what its layer would: beside a bf16 model its own numbers are float32, and in bypass mode the
     package multiplies the layer's output by them, which norms in bf16 refuse on a CPU.
     """
@@ -85,7 +85,7 @@ def put_blocks(adapter: Any, tensors: Mapping[str, Tensor]) -> list[str]:
     return names
 
 
-def drop_rows_on_the_device(adapter: Any) -> None:
+def draw_rank_dropout_on_device(adapter: Any) -> None:
     """Draw LoKr's rank_dropout on the device of its weights: the package draws on the CPU, which fails on a GPU."""
     original_get_weight, probability, is_rescaled = adapter.get_weight, adapter.rank_dropout, adapter.rank_dropout_scale
     adapter.rank_dropout = 0.0

@@ -94,9 +94,8 @@ class ShardedModel:
 
     def _rows(self, p: Any) -> Any:
         """Return a parameter that holds this process' rows of a weight."""
-        size = -(
-            -p.shape[0] // self._ranks
-        )  # rounded up, as FSDP2 cuts: the last processes may have fewer rows, or none
+        # Rounded up, as FSDP2 cuts: the last processes may have fewer rows, or none.
+        size = -(-p.shape[0] // self._ranks)
         first, last = (min(rank * size, p.shape[0]) for rank in (self._rank, self._rank + 1))
         with torch.no_grad():
             local: Any = nn.Parameter(p.to_local(), requires_grad=p.requires_grad)

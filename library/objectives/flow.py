@@ -19,6 +19,7 @@ from library.objectives.base import NoisedBatch
 Line = tuple[tuple[int, float], tuple[int, float]]  # two points: number of image tokens, and mu
 DEFAULT_SHIFT_LINE: Line = sections.Flow.shift_line
 TABLE = 1000  # length of the table that `timestep_sampling = sigma` draws from
+LAST_SIGMA = 0.02  # of the last step of `stretched_sigmas`
 REDRAWS = 1000  # draws per image with preserve_distribution_shape, all at once, so that nothing synchronises
 NO_SNR = "huber_schedule: snr needs a schedule that flow matching does not have; set it to constant or exponential"
 
@@ -150,13 +151,13 @@ def flow_sigmas(steps: int, tokens: int, shift: bool = True) -> list[float]:
     return (shifted(line, math.exp(shift_of_tokens(tokens))) if shift else line).tolist()
 
 
-def stretched_sigmas(steps: int, mu: float, last: float) -> list[float]:
-    """Return the steps + 1 sigmas of a sampling run: shifted by e^mu, stretched so that the last step begins at `last`,
-    then 0.
+def stretched_sigmas(steps: int, mu: float) -> list[float]:
+    """Return the steps + 1 sigmas of a sampling run: shifted by e^mu, stretched so that the last step begins at
+    LAST_SIGMA, then 0.
     """
     left = 1 - shifted(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), math.exp(mu))
     if steps > 1:
-        left = left * ((1 - last) / left[-1])
+        left = left * ((1 - LAST_SIGMA) / left[-1])
     return [*(1 - left).tolist(), 0.0]
 
 

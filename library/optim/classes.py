@@ -15,15 +15,14 @@ from library.config.problems import ConfigError, MessageLike, Problem, raise_if_
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean, quoted
 from library.imports import without_collecting, without_optional
-from library.optim.names import BNB, FREE, SPECS, OptimizerSpec
-from library.optim.names import optimizer_spec as spec_named
+from library.optim.names import BNB, FREE, SPECS, OptimizerSpec, optimizer_spec
 
 # Optimizers with independent state per weight that step in its dtype, in addition to all of three packages.
 ALONE = ("came", "adammini", "muon")
 
 
 def chosen_optimizer(config: RunConfig) -> OptimizerSpec:
-    return spec_named(config.optim.optimizer)
+    return optimizer_spec(config.optim.optimizer)
 
 
 def optimizer_arguments(config: RunConfig, arguments: JsonMapping | None = None) -> JsonObject:
@@ -126,7 +125,7 @@ def import_class(spec: OptimizerSpec) -> type:
     if (optimizer_class := getattr(module, spec.name, None) or classes.get(spec.name.lower())) is None:
         names = [member.__name__ for member in classes.values()]
         if spec.module == "torch.optim":  # where names without a module are looked up, so those of other packages count
-            names += [known.name for known in SPECS.values()]
+            names += [optimizer.name for optimizer in SPECS.values()]
         raise ConfigError(
             "{module} has no {name}{hint}", module=spec.module, name=spec.name, hint=did_you_mean(spec.name, names)
         )

@@ -32,10 +32,10 @@ class _Stepped:
     def stand_in(self) -> Tensor | None:
         """Return the run as one tensor with its gradient; None if weights and gradients do not lie alike now."""
         gradients = [p.grad for p in self.weights if p.grad is not None]
-        found = [] if self.missing else flat_memory.find_runs(self.weights, gradients)
-        if len(found) != 1 or found[0].members != list(range(len(self.weights))):
+        runs = [] if self.missing else flat_memory.find_runs(self.weights, gradients)
+        if len(runs) != 1 or runs[0].members != list(range(len(self.weights))):
             return None
-        flat, flat.grad = found[0].flat
+        flat, flat.grad = runs[0].flat
         return flat
 
 
@@ -67,7 +67,7 @@ class FlatAdamW(torch.optim.AdamW):
     @contextlib.contextmanager
     def _instead_of_weights(self, pairs: Sequence[tuple[_Stepped, Tensor]]) -> Iterator[None]:
         """Within the context, the groups and states have whole runs in place of their weights."""
-        given = [group["params"] for group in self.param_groups]
+        parameters = [group["params"] for group in self.param_groups]
         flat_of = {id(p): flat for run, flat in pairs for p in run.weights}
         for group in self.param_groups:
             params = [flat_of.get(id(p), p) for p in group["params"]]
@@ -76,7 +76,7 @@ class FlatAdamW(torch.optim.AdamW):
         try:
             yield
         finally:
-            for group, params in zip(self.param_groups, given, strict=True):
+            for group, params in zip(self.param_groups, parameters, strict=True):
                 group["params"] = params
             for _, flat in pairs:
                 del self.state[flat]
@@ -86,8 +86,8 @@ class FlatAdamW(torch.optim.AdamW):
         if not group["fused"] or group["amsgrad"]:
             return
         learning = [p for p in group["params"] if p.grad is not None]
-        for found in flat_memory.find_runs(learning, [p.grad for p in learning]):
-            weights = [learning[n] for n in found.members]
+        for run in flat_memory.find_runs(learning, [p.grad for p in learning]):
+            weights = [learning[n] for n in run.members]
             states = [self.state.get(p, {}) for p in weights]
             if len(weights) == 1 or (any(states) and not _are_alike(states)):
                 continue

@@ -223,8 +223,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             numbers = {id(p): number for (number, _), p in zip(bundle.weights, bundle.master_params, strict=True)}
             part = bundle.optimizer.state_dict()
             params = (p for group in bundle.optimizer.param_groups for p in group["params"])
-            found = ((i, whole["state"].get(numbers[id(p)])) for i, p in enumerate(params))
-            bundles.append({**part, "state": {i: state for i, state in found if state}})
+            states = ((i, whole["state"].get(numbers[id(p)])) for i, p in enumerate(params))
+            bundles.append({**part, "state": {i: state for i, state in states if state}})
         groups = [
             {name: stored[name] for name in group.keys() & stored.keys() - {"params"}}
             for group, stored in zip(self.param_groups, whole["param_groups"], strict=True)

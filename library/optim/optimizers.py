@@ -31,8 +31,7 @@ from library.optim.classes import (
     unknown_arguments,
 )
 from library.optim.flat_adamw import FlatAdamW
-from library.optim.lr_schedule import find_schedule_problems as schedule_problems
-from library.optim.lr_schedule import load_problems, schedule_notes, steps_of_share
+from library.optim.lr_schedule import find_schedule_problems, load_problems, schedule_notes, steps_of_share
 from library.optim.streams import step_on_default_stream
 
 log = logging.getLogger(__name__)
@@ -67,14 +66,10 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
     if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
     log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
-    split_into_bundles = choose_bundling(method, groups, config)
-    return (
-        fused_step.PartitionedOptimizer(
-            groups, split_into_bundles, functools.partial(_construct_optimizer, config), seed
-        )
-        if split_into_bundles
-        else _construct_optimizer(config, groups, gathered=bool(method.factor_caches))
-    )
+    if split_into_bundles := choose_bundling(method, groups, config):
+        construct = functools.partial(_construct_optimizer, config)
+        return fused_step.PartitionedOptimizer(groups, split_into_bundles, construct, seed)
+    return _construct_optimizer(config, groups, gathered=bool(method.factor_caches))
 
 
 def choose_bundling(method: TrainingMethod, groups: list[dict[str, Any]], config: RunConfig) -> Any:
@@ -99,12 +94,8 @@ def _construct_optimizer(config: RunConfig, groups: list[dict[str, Any]], gather
     always = dict(spec.always)
     # Swapped weights are on the host now and may be stepped there; fused kernels support both.
     with_cuda = any(p.is_cuda for group in groups for p in group["params"])
-    if (
-        spec.name == "AdamW"
-        and spec.module == "torch.optim"
-        and with_cuda
-        and not {"fused", "foreach"} & arguments.keys()
-    ):
+    is_torch_adamw = (spec.module, spec.name) == ("torch.optim", "AdamW")
+    if is_torch_adamw and with_cuda and not {"fused", "foreach"} & arguments.keys():
         always["fused"] = True
     rate = None if relative_step(config) else config.optim.learning_rate
     try:
@@ -170,7 +161,7 @@ def find_optimizer_problems(config: RunConfig) -> Iterator[Problem]:
         rates = {"unet_lr": config.optim.unet_lr, "text_encoder_lr": next(iter(config.optim.text_encoder_lr), None)}
         if problem := _find_rates_problem(config, rates):
             yield problem
-    yield from schedule_problems(config)
+    yield from find_schedule_problems(config)
 
 
 def _find_rates_problem(config: RunConfig, rates: Mapping[str, float | None]) -> Problem | None:

@@ -100,10 +100,8 @@ def needs_other_memory(settings: JsonMapping, config: RunConfig) -> bool:
     before = _saved_arguments(settings, config)
     if before is None or not changed_arguments(settings, config):
         return False
-    saved_shapes, needed_shapes = (
-        trial.optimizer_state_shapes(chosen_optimizer(config), before),
-        trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config)),
-    )
+    saved_shapes = trial.optimizer_state_shapes(chosen_optimizer(config), before)
+    needed_shapes = trial.optimizer_state_shapes(chosen_optimizer(config), optimizer_arguments(config))
     return not needed_shapes.items() <= saved_shapes.items() if saved_shapes and needed_shapes else False
 
 

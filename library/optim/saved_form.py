@@ -31,7 +31,7 @@ def wrong_form(now: Any, saved: Any, place: str = "") -> str:
     elif isinstance(now, list | tuple):
         if not isinstance(saved, list | tuple) or len(saved) != len(now):
             return place or "a list"
-        inner = (wrong_form(one, other, place) for one, other in zip(now, saved, strict=True))
+        inner = (wrong_form(value, other, place) for value, other in zip(now, saved, strict=True))
     elif isinstance(now, bool | str):
         return "" if isinstance(saved, type(now)) else place or "a value"
     elif isinstance(now, int | float | Tensor):

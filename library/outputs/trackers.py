@@ -113,11 +113,9 @@ class Trackers:
         )
 
     def _tags(self, line: JsonMapping) -> dict[str, float]:
-        loss = (
-            {"loss/current": line["loss"], "loss/average": line["avr_loss"]}
-            if self._network
-            else {"loss": line["loss"]}
-        )
+        loss = {"loss": line["loss"]}
+        if self._network:
+            loss = {"loss/current": line["loss"], "loss/average": line["avr_loss"]}
         rates = {f"lr/{name}": rate for name, rate in _tracked_rates(line["lr"], self._network).items()}
         norm = {"norm/grad_norm": line["grad_norm"]} if "grad_norm" in line else {}
         return loss | rates | norm | {name: value for name, value in line.items() if "/" in name}

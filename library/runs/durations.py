@@ -17,8 +17,6 @@ def duration_in_words(seconds: float) -> Message:
     if seconds < 90:
         return Message("{count} s", count=max(0, round(seconds)))
     minutes = round(seconds / 60)
-    return (
-        Message("{count} min", count=minutes)
-        if minutes < 90
-        else Message("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
-    )
+    if minutes < 90:
+        return Message("{count} min", count=minutes)
+    return Message("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)

@@ -110,12 +110,9 @@ def find_launch_problems(launch_options: JsonMapping) -> list[Problem]:
 def _absent_gpu_problem(requested: Iterable[str], all_devices: Iterable[str]) -> Problem | None:
     """Return the problem of a GPU that this machine lacks, if any."""
     unknown = next((name for name in requested if name not in all_devices), "")
-    device_names = ", ".join(all_devices)
-    return (
-        Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=device_names)
-        if unknown
-        else None
-    )
+    if not unknown:
+        return None
+    return Problem("gpu_ids", ": there is no GPU {name} here, only {here}", name=unknown, here=", ".join(all_devices))
 
 
 @contextlib.contextmanager
@@ -161,13 +158,10 @@ def options_for_devices(launch_options: JsonMapping, assigned: Iterable[str]) ->
     assigned = tuple(assigned)
     if CPU in assigned:
         return dict(launch_options)
-    # Port 0 is any free one, as another run may use the default.
-    port_option = (
-        {"main_process_port": launch_options.get("main_process_port") or 0}
-        if wanted_processes(launch_options) > 1
-        else {}
-    )
-    return {**launch_options, "gpu_ids": ",".join(assigned), **port_option}
+    options = {**launch_options, "gpu_ids": ",".join(assigned)}
+    if wanted_processes(launch_options) > 1:  # port 0 is any free one, as another run may use the default
+        options["main_process_port"] = launch_options.get("main_process_port") or 0
+    return options
 
 
 def wanted_processes(launch_options: JsonMapping) -> int:

@@ -72,8 +72,8 @@ def copied_files(folder: Path) -> dict[str, Path]:
     """
     if not folder.is_dir():
         return {}
-    found = (path for path in folder.iterdir() if path.stem in COPIED)
-    return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
+    copies = (path for path in folder.iterdir() if path.stem in COPIED)
+    return {path.stem: path for path in copies if path.is_file() and not path.is_symlink()}
 
 
 def forget_files(folder: Path) -> None:

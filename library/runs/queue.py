@@ -126,7 +126,7 @@ def _queue(content: JsonMapping) -> Queue:
 
 
 def _entries(stored: Any) -> list[QueueEntry]:
-    """Return the entries of a list in a file. What is none, as somebody edited the file, is left out."""
+    """Return the valid entries of a list in a file, which somebody may have edited."""
     names = {f.name for f in fields(QueueEntry)}
     required = {f.name for f in fields(QueueEntry) if f.default is MISSING and f.default_factory is MISSING}
     return [
@@ -157,24 +157,31 @@ def changing() -> Iterator[Queue]:
             layout.store(queue_folder() / "queue.json", asdict(queue))
 
 
+@contextlib.contextmanager
+def _adding() -> Iterator[Queue]:
+    """Yield the queue for another entry that waits, and start the worker unless the queue was halted before."""
+    with changing() as queue:
+        halted = queue.halted
+        yield queue
+    if not halted:
+        work()
+
+
 def add_to_queue(job: start.TrainingJob, first: bool = False, estimate: Estimate | None = None) -> QueueEntry:
     """Append a job to the queue (or put it first) with copies of its files, and start the worker unless the queue is
     halted.
     """
     about = {name: getattr(job, name) for name in ("script", "title", "name", "output", "folder", "resumes", "preset")}
     entry = QueueEntry(_new_id(), how=dict(job.how), added=time.time(), **about, **asdict(estimate or Estimate()))
-    with changing() as queue:
+    with _adding() as queue:
         _refuse_more(queue)
         if twin := twin_problem(queue, entry.output, entry.name):
             raise ConfigError(twin)
-        halted = queue.halted
         job_files.copy_files(job_files.named_files(job), queue_folder() / entry.id)
         write_atomic(_entry_toml(entry), job.toml)
         waiting = queue.waiting
         queue.entries.insert(queue.entries.index(waiting[0]) if first and waiting else len(queue.entries), entry)
         _forget_old(queue)
-    if not halted:
-        work()
     return entry
 
 
@@ -197,10 +204,10 @@ def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
 
 def duplicate(entry_id: str) -> QueueEntry:
     """Add a copy of an entry, whatever its state, with an output name that nothing has yet."""
-    with changing() as queue:
+    with _adding() as queue:
         _refuse_more(queue)
         entry = queue.find(entry_id)
-        job, halted = job_of_entry(entry), queue.halted
+        job = job_of_entry(entry)
         name = job_files.free_name(
             entry.name, entry.output, {e.name for e in queue.entries if e.output == entry.output}
         )
@@ -208,8 +215,6 @@ def duplicate(entry_id: str) -> QueueEntry:
         job_files.copy_files(job.files, queue_folder() / double.id)
         write_atomic(_entry_toml(double), job_files.with_options(job.toml, {"output_name": name}))
         queue.entries.insert(queue.entries.index(entry) + 1 if entry.waits else len(queue.entries), double)
-    if not halted:
-        work()
     return double
 
 
@@ -251,17 +256,14 @@ def refuse_active(entry: QueueEntry) -> None:
 
 def restore(entry_id: str) -> QueueEntry:
     """Put a removed entry back to where it was. Raises ConfigError if it is forgotten, or its name taken since."""
-    with changing() as queue:
+    with _adding() as queue:
         entry = next((entry for entry in queue.removed if entry.id == entry_id), None)
         if entry is None:
             raise ConfigError(Problem("", "This training is not in the queue any more.", code=GONE))
         if entry.waits and (twin := twin_problem(queue, entry.output, entry.name)):
             raise ConfigError(twin)
-        halted = queue.halted
         queue.removed.remove(entry)
         queue.entries.insert(min(entry.was_at, len(queue.entries)), entry)
-    if not halted:
-        work()
     return entry
 
 

@@ -176,10 +176,10 @@ def _values_of_file(path: str, written: tuple[int, int, int]) -> JsonObject:
 def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, ...]:
     """Return the options that differ, those that a training sets for itself first."""
     names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
-    found = []
+    rows = []
     for name in names[:MAX_DIFFERENCES]:
         both = file_contents.make_comparable((before.get(name), values.get(name)))
         if both[0] != both[1]:
             words = file_contents.describe_difference(name, both)
-            found.append(Difference(name, *file_contents.texts_beside(both), words=words))
-    return tuple(found)
+            rows.append(Difference(name, *file_contents.texts_beside(both), words=words))
+    return tuple(rows)

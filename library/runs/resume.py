@@ -27,11 +27,9 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
     if steps_by_folder:
         return max(steps_by_folder, key=steps_by_folder.__getitem__)
     started_from = run_settings(run).get("steps", {}).get("resume")
-    return (
-        Path(started_from)
-        if isinstance(started_from, str) and started_from and step_of(Path(started_from)) is not None
-        else None
-    )
+    if isinstance(started_from, str) and started_from and step_of(Path(started_from)) is not None:
+        return Path(started_from)
+    return None
 
 
 def describe_resume(run: reader.RecordedRun) -> tuple[MessageLike, MessageLike]:

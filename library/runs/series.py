@@ -145,15 +145,15 @@ class RunSeries:
 def values_of_step(event: JsonMapping) -> dict[str, float]:
     """Return the numbers of a step that charts show, by the name of their column."""
     names = {"loss": "loss", "grad_norm": "gradient", "memory_gb": "memory"}
-    found = {column: layout.finite_number(event.get(name)) for name, column in names.items()}
+    values = {column: layout.finite_number(event.get(name)) for name, column in names.items()}
     parts = [layout.finite_number(event.get(name)) for name in STEP_PARTS]
-    known = [part for part in parts if part is not None]
-    found["pace"] = sum(known) if len(known) == len(parts) else layout.finite_number(event.get("s_it"))
+    measured = [part for part in parts if part is not None]
+    values["pace"] = sum(measured) if len(measured) == len(parts) else layout.finite_number(event.get("s_it"))
     rates = [*reader.rates_by_name(event.get("lr")).items()][:MAX_RATES]
     if len({rate for _, rate in rates}) == 1:  # equal ones are one line
         rates = [("", rates[0][1])]
-    found |= {f"rate {name}".strip(): layout.finite_number(rate) for name, rate in rates}
-    return {name: value for name, value in found.items() if value is not None}
+    values |= {f"rate {name}".strip(): layout.finite_number(rate) for name, rate in rates}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @lru_cache(maxsize=32)
@@ -164,8 +164,8 @@ def series_of(folder: Path) -> RunSeries:
 
 def likeness_of_files(folder: Path) -> list[tuple[int, float]]:
     """Return step and likeness to the training images of a run's files, as its newest comparison has measured them."""
-    found = sorted(folder.glob("compare-*/comparison.json"), key=lambda path: path.parent.name)[-MAX_COMPARISONS:]
-    for path in reversed(found):
+    comparisons = sorted(folder.glob("compare-*/comparison.json"), key=lambda path: path.parent.name)[-MAX_COMPARISONS:]
+    for path in reversed(comparisons):
         if points := _likeness(str(path), layout.signature(str(path))):
             return points
     return []

@@ -152,7 +152,7 @@ class ImageEngine:
                 self._give_up(compile_error_cause(error))
 
     def _make_room(self) -> bool:
-        had_recordings = bool(self.recorder.made)
+        had_recordings = bool(self.recorder.recordings)
         self.recorder.free()
         return had_recordings
 

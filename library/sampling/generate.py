@@ -304,11 +304,11 @@ def find_further_problems(
     if reading is None:
         yield from missing_files(files)
         return
-    found: list[Problem] = []
+    problems: list[Problem] = []
     # What a contradictory config causes elsewhere is found again once it is mended.
-    with collecting(found), contextlib.suppress(*[Exception] * bool(reading.problems)):
-        found += find_problems(reading.config, prompts, files)
-    yield from (problem for problem in found if reading.wrong.isdisjoint(problem.options))
+    with collecting(problems), contextlib.suppress(*[Exception] * bool(reading.problems)):
+        problems += find_problems(reading.config, prompts, files)
+    yield from (problem for problem in problems if reading.wrong.isdisjoint(problem.options))
 
 
 def _files_of_config(config: RunConfig) -> list[Path]:

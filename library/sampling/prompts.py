@@ -116,8 +116,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     parsed = list(readers.get(ending, lambda: _parse_prompt_lines(text))())
     problems = [
         Problem("sample_prompts", ": {name}, {problem}", name=path.name, problem=problem)
-        for _, found in parsed
-        for problem in found
+        for _, prompt_problems in parsed
+        for problem in prompt_problems
     ]
     check_number(len(parsed), path)
     raise_if_any(problems)
@@ -129,8 +129,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 def check_number(number: int, path: Path) -> None:
     """Raise ConfigError for a file with too many prompts."""
     if number > MAX_PROMPTS:
-        given = counted(number, "prompt")
-        raise ConfigError(Problem("sample_prompts", TOO_MANY, name=path.name, count=given, most=MAX_PROMPTS))
+        count = counted(number, "prompt")
+        raise ConfigError(Problem("sample_prompts", TOO_MANY, name=path.name, count=count, most=MAX_PROMPTS))
 
 
 def with_used_images(prompt: Prompt, use: ControlUse) -> Prompt:
@@ -173,11 +173,11 @@ def parse_line(line: str) -> Prompt:
 def _check_extent(num_options: int, num_characters: int) -> None:
     """Raise ConfigError for more than a prompt can have, on which reading would take long."""
     if num_options > MAX_OPTIONS:
-        given = counted(num_options, "option")
-        raise ConfigError("has {count}, and a prompt has at most {most}", count=given, most=MAX_OPTIONS)
+        count = counted(num_options, "option")
+        raise ConfigError("has {count}, and a prompt has at most {most}", count=count, most=MAX_OPTIONS)
     if num_characters > LONGEST_PROMPT:
-        given = counted(num_characters, "character")
-        raise ConfigError("has {count}, and a prompt has at most {most}", count=given, most=LONGEST_PROMPT)
+        count = counted(num_characters, "character")
+        raise ConfigError("has {count}, and a prompt has at most {most}", count=count, most=LONGEST_PROMPT)
 
 
 def without_random_seed(prompt: Prompt) -> Prompt:
@@ -274,20 +274,20 @@ def _from_mapping(values: JsonMapping, where: MessageLike) -> Parsed:
     except ConfigError as e:
         return Prompt(""), [Message("{where} {problem}", where=where, problem=e.said)]
     fields = {k: v for k, v in values.items() if k in FIELD_TYPES and v is not None}
-    found: list[MessageLike] = []
+    problems: list[MessageLike] = []
     if unknown := sorted(values.keys() - FIELD_TYPES.keys() - IGNORED):
         template = "{where}: there is no option {unknown}; known are {names}"
-        found.append(Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES)))
+        problems.append(Message(template, where=where, unknown=", ".join(unknown), names=", ".join(FIELD_TYPES)))
     if not str(fields.get("prompt", "")).strip():
-        found.append(Message(NO_TEXT, where=where))
+        problems.append(Message(NO_TEXT, where=where))
     read: dict[str, Any] = {"prompt": ""}
     for name, value in fields.items():
         try:
             read[name] = _number_of_field(name, value, FIELD_TYPES[name])
         except ConfigError as e:
-            found.append(Message("{where}: {problem}", where=where, problem=e.said))
+            problems.append(Message("{where}: {problem}", where=where, problem=e.said))
     prompt = without_random_seed(Prompt(**read))
-    return prompt, [*found, *_problems_at(where, prompt)]
+    return prompt, [*problems, *_problems_at(where, prompt)]
 
 
 def _number_of_field(name: str, value: JsonValue, kind: Callable[[Any], Any]) -> Any:

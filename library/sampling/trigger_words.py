@@ -26,18 +26,18 @@ def misspelt(files: Iterable[Path], prompts: Iterable[Prompt]) -> Iterator[Messa
     """Yield each word of the prompts that resembles a word that a file was trained with, where that one is missing."""
     paths = [*dict.fromkeys(files)]
     words = {word: path for path in paths for word in words_of(path)}
-    known = words.keys() | {word for path in paths for word in _caption_words(path)}
-    found: dict[tuple[str, str], None] = {}
+    known_words = words.keys() | {word for path in paths for word in _caption_words(path)}
+    pairs: dict[tuple[str, str], None] = {}
     for prompt in prompts:
         text = prompt.prompt.casefold()
-        written = [word for word in dict.fromkeys(_long_words(text)) if word not in known]
+        written = [word for word in dict.fromkeys(_long_words(text)) if word not in known_words]
         for word in words:
             if word.strip(DIGITS) not in text:
                 close = difflib.get_close_matches(word, written, n=1, cutoff=LEAST_LIKENESS)
-                found.update({(one, word): None for one in close})
-    for one, word in found:
+                pairs.update({(spelling, word): None for spelling in close})
+    for spelling, word in pairs:
         template = 'prompt: "{written}" is none of the words that {file} was trained with: did you mean "{word}"?'
-        yield Message(template, written=one, file=words[word].name, word=word)
+        yield Message(template, written=spelling, file=words[word].name, word=word)
 
 
 def words_of(path: Path) -> list[str]:

@@ -123,10 +123,8 @@ def install(kind: str) -> None:
             else "No NVIDIA GPU found: installing PyTorch as the package index offers it."
         )
     # Gigabytes. The CUDA build is the largest, and Windows' CPU build the smallest.
-    free, room = (
-        shutil.disk_usage(PROJECT_ROOT).free // 10**9,
-        12 if build.startswith("cu") else 8 if not WINDOWS else 5,
-    )
+    free = shutil.disk_usage(PROJECT_ROOT).free // 10**9
+    room = 12 if build.startswith("cu") else 8 if not WINDOWS else 5
     if free < room and not has_torch(build):
         say(f"Only {free} GB are free here; the installation may need up to {room} GB.")
     uv = install_packages(build, kind)
@@ -221,10 +219,8 @@ def advise() -> None:
 
 def start_test_tools() -> subprocess.Popen[str] | None:
     """Start to install the tools that check the page's JavaScript; None if they are installed."""
-    npm_marker, lock = (
-        PROJECT_ROOT / "node_modules/.package-lock.json",
-        PROJECT_ROOT / "package-lock.json",
-    )  # npm writes the first one last
+    # npm writes the first one last.
+    npm_marker, lock = PROJECT_ROOT / "node_modules/.package-lock.json", PROJECT_ROOT / "package-lock.json"
     if npm_marker.exists() and npm_marker.stat().st_mtime > lock.stat().st_mtime:
         return None
     say("Installing what checks the page's JavaScript, in the versions of package-lock.json.")

@@ -51,7 +51,7 @@ class Refusal(Exception):
     """The installation cannot continue; the text says why and what to do."""
 
 
-def say(text: str = "") -> None:
+def say(text: str) -> None:
     # Output of started programs appears between these lines.
     print(text, flush=True)
 

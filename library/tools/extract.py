@@ -110,7 +110,7 @@ def _changed_others(new: ModelFile, old: ModelFile, modules: Iterable[Module]) -
     covered = {place.key for module in modules if (place := new.place(module))}
     shared = [key for key in new.shapes if key not in covered and old.shapes.get(key) == new.shapes[key]]
     pairs = ((new.tensor(key), old.tensor(key)) for key in shared)
-    return sum(one.is_floating_point() and bool(_without_rounding(one, other).any()) for one, other in pairs)
+    return sum(before.is_floating_point() and bool(_without_rounding(before, other).any()) for before, other in pairs)
 
 
 def weight_difference(new: ModelFile, old: ModelFile, module: Module) -> Tensor:

@@ -22,9 +22,7 @@ class Added:
     hints: tuple[MessageLike, ...]
 
 
-def check_and_add(
-    reading: Reading[Any], launch: JsonMapping, first: bool = False, without_captions: bool = False
-) -> Added:
+def check_and_add(reading: Reading[Any], launch: JsonMapping, first: bool, without_captions: bool) -> Added:
     """Add the training of a config to the queue. Raises ConfigError with all that is to be fixed, and if no image has a
     caption, unless that is meant.
     """

@@ -46,8 +46,8 @@ def _config(script: str, values: JsonMapping) -> Reopened:
             "This run was made by {script}, which this version does not have.", script=script or "an unknown script"
         ) from None
     options = options_of(config)  # an older version may have had other options
-    known = {name: options[name].read(value) for name, value in values.items() if name in options}
-    return Reopened(draft(config, known), tuple(name for name in values if name not in options))
+    readable = {name: options[name].read(value) for name, value in values.items() if name in options}
+    return Reopened(draft(config, readable), tuple(name for name in values if name not in options))
 
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:
@@ -83,12 +83,12 @@ def resume_run(run: reader.RecordedRun) -> Resumed:
     if gpu_slots.choose_devices(job.how, gpu_slots.free_devices(active)):
         run_id = start.begin_job(job)
         if state:
-            said = Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state))
-            return Resumed(_with_notes(said, run), run_id)
+            sentence = Message("It resumes after step {step}: this is the new run.", step=resume.step_of(state))
+            return Resumed(_with_notes(sentence, run), run_id)
         return Resumed(_with_notes("It starts again from the beginning: this is the new run.", run), run_id)
     entry = queue.add_to_queue(job, first=True)
-    said = "Another training is running: this one resumes when that has ended (see the Runs tab)."
-    return Resumed(_with_notes(said, run), entry=entry.id)
+    sentence = "Another training is running: this one resumes when that has ended (see the Runs tab)."
+    return Resumed(_with_notes(sentence, run), entry=entry.id)
 
 
 def _with_notes(sentence: MessageLike, run: reader.RecordedRun) -> MessageLike:

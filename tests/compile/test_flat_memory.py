@@ -82,16 +82,16 @@ def test_gradients_that_are_kept_for_the_next_batch_lie_like_their_weights():
     layers = nn.ModuleList(nn.Linear(8, 16, bias=False) for _ in range(3))
     flat_memory.move_together([*layers.parameters()])
     recorder = cudagraph.GraphedModel(layers, CompilePlan())
-    recorder.learn = [*layers.parameters()]
-    recorder.gradients = flat_memory.like(recorder.learn)
-    for p, shared in zip(recorder.learn[1:], recorder.gradients[1:], strict=True):  # the first learns elsewhere
+    recorder.trained = [*layers.parameters()]
+    recorder.gradients = flat_memory.like(recorder.trained)
+    for p, shared in zip(recorder.trained[1:], recorder.gradients[1:], strict=True):  # the first learns elsewhere
         p.grad = shared.fill_(1).detach()
     with Kernels() as kernels:
         recorder.keep_gradients()
-    assert recorder.learn[0].grad is None and kernels.tensors == {"_foreach_copy_": 1}
-    kept = [p.grad for p in recorder.learn[1:]]
+    assert recorder.trained[0].grad is None and kernels.tensors == {"_foreach_copy_": 1}
+    kept = [p.grad for p in recorder.trained[1:]]
     recorder.gradients[1].zero_()
-    assert members(recorder.learn[1:], kept) == [[0, 1]] and all(gradient.eq(1).all() for gradient in kept)
+    assert members(recorder.trained[1:], kept) == [[0, 1]] and all(gradient.eq(1).all() for gradient in kept)
 
 
 class Kernels(TorchDispatchMode):

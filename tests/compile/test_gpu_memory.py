@@ -135,7 +135,7 @@ def record_sizes(gpu, monkeypatch):
     def record(reserve, *sizes):
         recorder = cudagraph.GraphedModel(model, CompilePlan(), reserve)
         calls = [cudagraph.Call.of((torch.zeros(rows),), {}) for rows in sizes]
-        made = [recorder.made.get(call.key) or recorder.record(lambda: None, call) for call in calls]
+        made = [recorder.recordings.get(call.key) or recorder.record(lambda: None, call) for call in calls]
         return [recording is not None for recording in made], recorder
 
     return record
@@ -160,7 +160,7 @@ def test_smaller_sizes_share_the_memory_of_the_largest_in_whatever_order_they_co
     with gpu_memory.held_to(20, CUDA):
         for sizes in ((8, 3, 4), (3, 4, 8), (4, 8, 3)):
             made, recorder = record_sizes(reserve, *sizes, *sizes)
-            assert all(made) and len(recorder.made) == 3 and gpu.reserved == 16 * GIB
+            assert all(made) and len(recorder.recordings) == 3 and gpu.reserved == 16 * GIB
     assert "do not fit" not in caplog.text
 
 
@@ -204,7 +204,7 @@ def test_a_step_a_pass_or_a_sample_that_needs_more_takes_it_and_is_recorded_agai
     with held_without_recordings():
         assert precompiler.recover(error, denoiser) and not gpu_memory.is_held() and not recorder.why_not
         assert not precompiler.recover(error, denoiser), "there is nothing more to take"
-    recorder.made["a size"] = Any  # freed first, and made again where the limit was the reason
+    recorder.recordings["a size"] = Any  # freed first, and made again where the limit was the reason
     with gpu_memory.held_to(24, CUDA):
         assert precompiler.recover(error, denoiser) and recorder.why_not and gpu_memory.is_held()
         assert precompiler.recover(error, denoiser) and not recorder.why_not and not gpu_memory.is_held()

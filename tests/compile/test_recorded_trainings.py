@@ -164,7 +164,7 @@ def test_what_the_processor_draws_is_not_recorded(caplog):
     cudagraph.record_denoiser_calls(model, CompilePlan())
     for _ in range(3):
         model(torch.randn(2, 8, device="cuda")).sum().backward()
-    assert "the processor draws random numbers" in caplog.text and not model._recorder.made
+    assert "the processor draws random numbers" in caplog.text and not model._recorder.recordings
 
 
 @pytest.mark.gpu
@@ -209,4 +209,4 @@ def test_all_sizes_share_their_memory():
         torch.cuda.empty_cache()
         held.append(torch.cuda.memory_reserved())
     print([round(one / 2**20) for one in held])
-    assert len(model._recorder.made) == 5 and held[-1] < 1.2 * held[0]
+    assert len(model._recorder.recordings) == 5 and held[-1] < 1.2 * held[0]

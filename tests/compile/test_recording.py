@@ -65,7 +65,7 @@ def test_what_cannot_be_recorded_runs_as_ever():
         assert torch.equal(model(*given(3))[0], plain)
     plan.give_up("the compiler broke")
     assert torch.equal(model(*given(3))[0], plain)
-    assert not model._recorder.made
+    assert not model._recorder.recordings
 
 
 def test_all_passes_with_gradients_run_under_one_setting_of_autocast():
@@ -103,7 +103,7 @@ def recorder(monkeypatch):
                 torch.rand(3)
 
             def capture(self, learn, gradients, memory):
-                return capture(len(recorder_model.made)) or ""
+                return capture(len(recorder_model.recordings)) or ""
 
             def time(self):
                 self.seconds = 0.5
@@ -124,7 +124,7 @@ def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorde
     recorder_model, record = recorder(lambda number: out_of_memory() if number >= 4 else "")
     assert [record(rows) is None for rows in range(5, 0, -1)] == [False] * 4 + [True]
     assert (
-        not recorder_model.made
+        not recorder_model.recordings
         and "inputs of 1 x 8 do not fit" in caplog.text
         and "2 sizes are recorded" in caplog.text
     )
@@ -142,7 +142,7 @@ def test_sizes_that_no_longer_fit_leave_room_for_steps_without_recording(recorde
 def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, told, recorder, caplog):
     caplog.set_level("INFO")
     recorder_model, record = recorder(capture, reserve)
-    assert record(3) is None and not recorder_model.made and told in recorder_model.why_not
+    assert record(3) is None and not recorder_model.recordings and told in recorder_model.why_not
     assert caplog.text.count("CUDA graphs are not recorded from now on") == 1 and told in caplog.text
 
 
@@ -159,8 +159,8 @@ def test_room_is_left_for_the_optimizer_until_it_has_taken_its_own(recorder, mon
     recorder_model, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
     assert record(1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * cudagraph.SPARE_BYTES, 0))  # after its first step
-    recorder_model.optimizer_is_there()
-    assert record(2) and len(recorder_model.made) == 2
+    recorder_model.drop_reserve()
+    assert record(2) and len(recorder_model.recordings) == 2
     recorder_model, record = recorder(lambda _: "", reserve=8 * cudagraph.SPARE_BYTES)
     assert record(1) is None and "too little" in recorder_model.why_not and recorder_model.lacks_memory
 
@@ -209,7 +209,7 @@ def test_what_does_not_fit_beside_recordings_is_tried_again_without_them(recorde
     model._recorder = recorder_model
     record(3)
     answers = iter([out_of_memory, lambda: "drawn"])
-    assert cudagraph.with_room(model, lambda: next(answers)()) == "drawn" and not recorder_model.made
+    assert cudagraph.with_room(model, lambda: next(answers)()) == "drawn" and not recorder_model.recordings
     assert record(3)  # and recorded again
     recorder_model.make_room()
     with pytest.raises(torch.OutOfMemoryError):
@@ -242,7 +242,7 @@ def test_what_is_played_back_is_what_would_have_been_computed(steps):
         for network in (model, recorded):
             torch.optim.SGD(network.parameters(), 0.1).step()
             network.zero_grad(set_to_none=True)
-    assert len(recorded._recorder.made) == len(set(steps))
+    assert len(recorded._recorder.recordings) == len(set(steps))
     others = (cudagraph.PASSES_OF_OTHER_SIZES + 1) * (len(set(steps)) - 1)
     assert recorded.calls == cudagraph.WARMUP_PASSES + 1 + others
 
@@ -291,7 +291,7 @@ def test_weights_that_moved_are_noticed(caplog):
     model.learns.weight.data = model.learns.weight.data.clone()
     for first, other in zip(gradients(model, "cuda", (3,)), gradients(plain, "cuda", (3,)), strict=True):
         torch.testing.assert_close(first, other)
-    assert "weights have moved" in caplog.text and not model._recorder.made
+    assert "weights have moved" in caplog.text and not model._recorder.recordings
 
 
 @pytest.mark.gpu
@@ -320,7 +320,7 @@ def test_where_memory_is_short_the_largest_size_makes_room_for_the_others():
                 torch.testing.assert_close(first, other)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert len(recorded._recorder.made) == 2 and recorded._recorder.size_limit == cudagraph.MAX_SIZES
+    assert len(recorded._recorder.recordings) == 2 and recorded._recorder.size_limit == cudagraph.MAX_SIZES
 
 
 @pytest.mark.gpu
@@ -339,6 +339,6 @@ def test_a_size_that_does_not_fit_runs_without_recording():
         expected, actual = gradients(model, "cuda", steps), gradients(recorded, "cuda", steps)
         for first, other in zip(expected, actual, strict=True):
             torch.testing.assert_close(first, other)
-        assert len(recorded._recorder.made) == capacity
+        assert len(recorded._recorder.recordings) == capacity
         for network in (model, recorded):
             network.zero_grad(set_to_none=True)

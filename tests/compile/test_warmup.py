@@ -145,7 +145,7 @@ def test_steps_before_compile_from_step_are_recorded_beginning_with_the_largest_
 def test_recordings_leave_room_for_the_optimizer_before_its_first_step_alone(resume):
     """A state has brought it with all that it keeps."""
     told = []
-    recorder = SimpleNamespace(optimizer_is_there=lambda: told.append("there"), automatic=False)
+    recorder = SimpleNamespace(drop_reserve=lambda: told.append("there"), automatic=False)
     loss: Any = SimpleNamespace(components=SimpleNamespace(denoiser=SimpleNamespace(_recorder=recorder)))
     options = SimpleNamespace(
         compile_warmup="false", compile_compare_steps=0, why_not_in_background=lambda _: "it is false", ahead=False

@@ -7,8 +7,6 @@ from huggingface_hub import constants
 
 from tests import hub as stand_in
 
-WIDTHS = {"BF16": 2}
-
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):

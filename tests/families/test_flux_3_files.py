@@ -23,7 +23,6 @@ from tests.families.test_flux_3_model import family, for_diffusers
 from tests.training import config_of, pictures, train
 
 SCRIPT = "flux_3_train_network"
-ADAPTED = r"_(content_mode_blocks_image|txt_mode_blocks|single_blocks)_\d"
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from tests import source
-
-PAGE = source.ROOT / "kohya_gui"
 # Elements whose words are no texts of the page: code, and the contents of files and fields.
 SKIPPED = ("code", "pre", "style", "script", "textarea")
 ATTRIBUTES = ("placeholder", "aria-label", "aria-valuetext", "title")

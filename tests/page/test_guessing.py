@@ -107,9 +107,9 @@ def test_a_folder_that_holds_the_home_is_no_root(tmp_path, monkeypatch):
     for here, counts in (("/", False), (tmp_path / "people", False), (tmp_path, False), (tmp_path / "other", True)):
         Path(here).mkdir(exist_ok=True)
         monkeypatch.chdir(here)
-        assert (Path(here).resolve() in paths.roots()) is counts
+        assert (Path(here).resolve() in paths.find_roots()) is counts
     monkeypatch.chdir(home)
-    assert home.resolve() in paths.roots()
+    assert home.resolve() in paths.find_roots()
 
 
 def test_the_page_ends_though_an_answer_is_still_worked_on(tmp_path):

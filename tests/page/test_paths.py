@@ -134,7 +134,7 @@ def test_the_roots_are_home_here_other_disks_and_what_was_given(tmp_path, monkey
     monkeypatch.setattr(paths, "PLACES", (str(tmp_path / "models"), str(tmp_path / "empty"), str(tmp_path / "none")))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("KOHYA_ROOTS", os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")]))
-    names = [path.name for path in paths.roots([tmp_path / "more"])[1:]]
+    names = [path.name for path in paths.find_roots([tmp_path / "more"])[1:]]
     assert names == [tmp_path.name, "more", "a", "b", "hub", "models"]
 
 

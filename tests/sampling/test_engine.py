@@ -275,7 +275,7 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     model, pool = opened(config), FakePool()
     engine, denoiser, (prompt,) = engine_of(model, config, pool), model.components.denoiser, prompts_for(model)
     expected = drawn(model, None, [prompt])
-    assert torch.equal(*expected, *drawn(model, engine, [prompt])) and engine.recorder.made
+    assert torch.equal(*expected, *drawn(model, engine, [prompt])) and engine.recorder.recordings
     batches = []
 
     def check(module, args, kwargs):
@@ -287,11 +287,11 @@ def test_without_memory_recordings_go_first_and_then_the_batch_of_both_prompts(g
     sampler = model.family.sampler(model.components)
     hook = denoiser.register_forward_pre_hook(check, with_kwargs=True)
     with model.computing(), engine.running(images_left([prompt], sampler)):
-        engine.recorder.made["of another size"] = None
+        engine.recorder.recordings["of another size"] = None
         latents = latents_of(engine, sampler, request_of(prompt, generate.AS_SEEN))
     hook.remove()
     assert batches[:3] == [2, 2, 1] and {*batches[2:]} == {1} and sampler.one_by_one
-    assert "of another size" not in engine.recorder.made
+    assert "of another size" not in engine.recorder.recordings
     torch.testing.assert_close(latents, *expected, rtol=1e-3, atol=5e-4)  # batches of one and two round differently
 
 
@@ -310,13 +310,13 @@ def test_too_little_memory_beside_recordings_ends_them(given):  # noqa: F811
     model, pool = opened(config), FakePool(free=2**20)
     engine, prompts = engine_of(model, config, pool), prompts_for(model)
     assert torch.equal(*drawn(model, None, prompts), *drawn(model, engine, prompts))
-    assert not engine.recorder.made and "too little" in engine.recorder.why_not
+    assert not engine.recorder.recordings and "too little" in engine.recorder.why_not
     pool.free = 2**40
     engine = engine_of(model, config, pool)
     drawn(model, engine, prompts)
-    assert engine.recorder.made and not engine.recorder.free_if_short()
+    assert engine.recorder.recordings and not engine.recorder.free_if_short()
     pool.free = 2**20
-    assert engine.recorder.free_if_short() and not engine.recorder.made
+    assert engine.recorder.free_if_short() and not engine.recorder.recordings
 
 
 def test_passes_that_differ_are_not_recorded(given):  # noqa: F811
@@ -402,10 +402,10 @@ def test_decoding_frees_recordings_before_it_takes_tiles(given):  # noqa: F811
 def test_a_step_without_memory_frees_recorded_images_and_is_repeated():
     model = torch.nn.Linear(2, 2)
     recorder = PassRecorder(model, FakePool)
-    recorder.made["a size"] = None
+    recorder.recordings["a size"] = None
     config = SimpleNamespace(compile=Compile(), optim=SimpleNamespace(stepped_early=""))
     precompiler = Precompiler(config, Mock(), Mock(), CompilePlan(), Mock())
-    assert precompiler.recover(torch.OutOfMemoryError(), model) and not recorder.made
+    assert precompiler.recover(torch.OutOfMemoryError(), model) and not recorder.recordings
     assert not precompiler.recover(torch.OutOfMemoryError(), model)
 
 

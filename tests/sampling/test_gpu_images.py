@@ -43,7 +43,7 @@ def test_recorded_images_are_those_without_recording(given, script):  # noqa: F8
     found = drawn(model, engine, prompts)
     print(f"{script}: {apart(expected, found):.1e}")
     assert apart(expected, found) < (1e-3 if script.startswith("sdxl") else 1e-6)
-    assert not engine.recorder.why_not and len(engine.recorder.made) == 2
+    assert not engine.recorder.why_not and len(engine.recorder.recordings) == 2
     assert engine.recorder.replays == 3 * STEPS - 2
     assert apart(expected, drawn(model, engine, prompts)) < 1e-3 and engine.recorder.replays == 6 * STEPS - 2
 
@@ -59,7 +59,7 @@ def test_compiled_images_are_the_eager_ones(given, script, graphs):  # noqa: F81
     log = engine.plan.log
     print(f"{script}: {apart(expected, found):.1e}, {log.summary()}")
     assert apart(expected, found) < 2e-3 and not log.recompilations() and not log.unproven()
-    assert bool(engine.recorder.made) == (graphs == "true")
+    assert bool(engine.recorder.recordings) == (graphs == "true")
     engine.close()
 
 
@@ -81,11 +81,11 @@ def test_without_memory_recordings_are_freed_and_the_image_is_made(given):  # no
     model = opened(config)
     engine, (prompt,) = engine_of(model, config), prompts_for(model)
     expected = drawn(model, engine, [prompt])
-    assert engine.recorder.made
+    assert engine.recorder.recordings
     sampler, tries, request = model.family.sampler(model.components), [], request_of(prompt, generate.AS_SEEN)
 
     def hungry():
-        tries.append(len(engine.recorder.made))
+        tries.append(len(engine.recorder.recordings))
         if len(tries) == 1:
             torch.empty(2**50, device="cuda")
         return sampler.latents(request)

@@ -291,5 +291,5 @@ def test_what_is_allowed_is_left_alone(place):
     }
     config = build_config(config_class("sdxl_train_network"), options, notes=[])
     paths.allow(config, [root])
-    reading = paths.allowed(Reading(config, [], []), [root])
+    reading = paths.within_roots(Reading(config, [], []), [root])
     assert option_values(reading.config) == option_values(config) and not reading.problems

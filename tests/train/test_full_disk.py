@@ -74,10 +74,6 @@ def same(file, tensors):
     return found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
-def warnings_of(run):
-    return [str(event["text"]) for event in reader.read_events(run.folder)[0] if event["kind"] == "warning"]
-
-
 @pytest.mark.parametrize("kind", ["file", "state"])
 @pytest.mark.parametrize("error", ERRORS)
 def test_what_is_not_saved_during_the_training_is_one_warning(config, fill, whole, tmp_path, kind, error):

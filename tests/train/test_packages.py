@@ -20,7 +20,7 @@ from tests import source
 from tests.packages import eight_bit, hide, spoil
 from tests.training import script
 
-LORA, WHOLE = config_class("sdxl_train_network"), config_class("sdxl_train")
+LORA = config_class("sdxl_train_network")
 
 
 @pytest.fixture(autouse=True)

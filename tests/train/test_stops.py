@@ -197,11 +197,6 @@ def test_now_interrupts_the_first_step_which_may_compile_for_minutes(demo, squar
     assert reader.run_at(folder).state == "stopped"
 
 
-def at_work(output):
-    """A run that has done a step."""
-    return next((run for run in map(reader.run_at, runs_in(output)) if run.facts.get("step")), None)
-
-
 # ---- by the page, of a training in processes of its own, whose saves are slow
 
 SLOW = """

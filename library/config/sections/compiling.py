@@ -273,11 +273,11 @@ class Compile:
 
     def ranges(self) -> dict[str, Chosen]:
         """Classes of blocks -> which of them to compile, counted from 0. Empty where all are. Raises ConfigError."""
-        found: dict[str, Chosen] = {}
+        ranges: dict[str, Chosen] = {}
         for kind, chosen, _ in self.choices():
-            before = found.get(kind, ())
-            found[kind] = None if chosen is None or before is None else (*before, chosen)
-        return found
+            before = ranges.get(kind, ())
+            ranges[kind] = None if chosen is None or before is None else (*before, chosen)
+        return ranges
 
     def graphs_of(self, every: Mapping[str, int]) -> int:
         """How many graphs the chosen blocks need, of those that all blocks of each class need."""

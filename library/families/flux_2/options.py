@@ -111,10 +111,7 @@ class Flux2Run:
     script_with = staticmethod(families.script_with)
     retired: ClassVar[Mapping[str, str]] = RETIRED_BESIDE_REFERENCES
     ineffective: ClassVar[Mapping[str, str]] = INEFFECTIVE
-    ineffective_rules: ClassVar[tuple[Rule, ...]] = (
-        *INEFFECTIVE_RULES,
-        *sections.flow_rules(Flux2Flow.size_shift),
-    )
+    ineffective_rules: ClassVar[tuple[Rule, ...]] = (*INEFFECTIVE_RULES, *sections.flow_rules(Flux2Flow.size_shift))
     foreign: ClassVar[Mapping[str, str]] = MUSUBI_FLAGS
 
     @property

@@ -29,12 +29,8 @@ from library.families.shared.transformer import (
     sinusoids,
 )
 
-OF_IMAGE, OF_REFERENCES, OF_TEXT, JOINT = (
-    "Flux3ImageBlock",
-    "Flux3ReferenceBlock",
-    "Flux3TextBlock",
-    "MMSingleStreamBlock",
-)
+OF_IMAGE, OF_REFERENCES, OF_TEXT = "Flux3ImageBlock", "Flux3ReferenceBlock", "Flux3TextBlock"
+JOINT = "MMSingleStreamBlock"
 IMAGE, REFERENCES = "image", "image_cond"  # kinds of tokens, by their names in files
 WORDS = "txt"
 MODE_BLOCKS = "content_mode_blocks"

@@ -123,10 +123,8 @@ def write_random_model(
     places = {"tokenizer": folder / "tokenizer"}
     words = random_tokenizers.qwen_tokenizer(places["tokenizer"], sizes.vision > 0)
     networks = make_networks(sizes, VOCABULARY if sizes.blocks == FULL.blocks else words)
-    text, mark = (
-        networks.encoders["text_encoder"]().state_dict(),
-        {INDEX: torch.zeros(0)} if sizes.still_references else {},
-    )
+    text = networks.encoders["text_encoder"]().state_dict()
+    mark = {INDEX: torch.zeros(0)} if sizes.still_references else {}
     stem = f"qwen_image{'_edit_2511' if sizes.still_references else ''}_tiny"
     parts = {
         "qwen_image": (stem, networks.denoiser().state_dict(), lambda tensors: tensors | mark),

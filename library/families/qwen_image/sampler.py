@@ -19,8 +19,6 @@ from library.objectives import flow
 if TYPE_CHECKING:
     from library.families.qwen_image.family import QwenFamily
 
-LAST_SIGMA = 0.02  # of the last step
-
 
 class QwenSampler(FlowSampler):
     """The Edit models get reference images as additional tokens after the image's."""
@@ -83,4 +81,4 @@ class QwenSampler(FlowSampler):
 
 
 def qwen_sigmas(steps: int, tokens: int) -> list[float]:
-    return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE), LAST_SIGMA)
+    return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE))

@@ -19,8 +19,8 @@ def recognise_qwen_21(shapes: Shapes) -> str:
 def recognise_qwen_21_part(shapes: Shapes) -> str:
     """Describe its VAE, whose latents have more channels than those of others, in either layout."""
     marks = ("decoder.conv_in.weight", "decoder.conv1.weight")
-    found = (shape for name, shape in shapes.items() if name.endswith(marks) and len(shape) > 3)
-    return QWEN_21_VAE if any(shape[1] == CHANNELS for shape in found) else ""
+    kernels = (shape for name, shape in shapes.items() if name.endswith(marks) and len(shape) > 3)
+    return QWEN_21_VAE if any(shape[1] == CHANNELS for shape in kernels) else ""
 
 
 def is_qwen3_vl_8b(shapes: Shapes) -> bool:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from library.families.qwen_image_21.family import Qwen21Family
 
 MULTIPLE = 32  # sides of reference images are multiples of this many pixels
-LAST_SIGMA = 0.02  # of the last step
 SPARE_SHARE = 4  # times the memory of a condition's keys and values that must be free: recorded steps hold a copy
 TURBO_SIGMAS = (1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568)  # that Turbo was distilled for
 
@@ -96,7 +95,7 @@ class Qwen21Sampler(FlowSampler):
         """Return the sigmas of the pipeline: shifted for the number of tokens, or Turbo's own for its steps."""
         if self.family.is_turbo and steps == len(TURBO_SIGMAS):
             return [*TURBO_SIGMAS, 0.0]
-        return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE), LAST_SIGMA)
+        return flow.stretched_sigmas(steps, flow.shift_of_tokens(tokens, SHIFT_LINE))
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return denormalise_qwen_21(self.components.vae, latents)

@@ -28,10 +28,7 @@ USER, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 PATCH = 16  # pixels of a patch's side
 TOKEN = PATCH * MERGED  # pixels of a token's side
-LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = (
-    256 * 256,
-    4096 * 4096,
-)  # minimum and maximum pixels of an image in the text encoder
+LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = 256**2, 4096**2  # of an image in the text encoder
 EYES, VISION_HEAD = "visual.", 72  # prefix of the vision encoder's tensors, and the width of its heads
 ROPE_SECTIONS = [24, 20, 20]  # channel pairs of a head rotated by frame, row and column
 TAPS = {27: (8, 16, 24)}  # layers of a vision encoder of so many whose outputs the first layers add

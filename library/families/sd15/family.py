@@ -33,10 +33,10 @@ class Sd15Family(UnetFamily):
 
     def problems(self) -> Iterator[Problem]:
         """Yield the problems of this run's files, and a `clip_skip` beyond the layers of the text encoder."""
-        found = [*super().problems()]
-        yield from found
+        problems = [*super().problems()]
+        yield from problems
         skip, path = self.config.model.clip_skip or 1, Path(self.config.model.pretrained_model_name_or_path or "")
-        layers = 0 if found or skip == 1 else _encoder_layers(self.checkpoints.located(path))
+        layers = 0 if problems or skip == 1 else _encoder_layers(self.checkpoints.located(path))
         if layers and skip > layers:
             template = "must be at most {layers}, as this model's text encoder has no more layers, got {skip}"
             yield Problem("clip_skip", template, layers=layers, skip=skip, fix={"clip_skip": layers})

@@ -75,7 +75,7 @@ class MLPEmbedder(nn.Module):
 class Modulation(nn.Module):
     """Compute `triples` times shift, scale and gate from the conditioning vector, by one matrix."""
 
-    def __init__(self, hidden: int, triples: int, bias: bool = True):
+    def __init__(self, hidden: int, triples: int, bias: bool):
         super().__init__()
         self.lin = nn.Linear(hidden, 3 * triples * hidden, bias)
 

@@ -39,7 +39,7 @@ def missing_model(option: str, name: str | None, expected: MessageLike) -> Probl
     return _hub_problem(option, ": {name} does not exist: give {wanted}", name=name, wanted=wanted)
 
 
-def local(name: str, option: str, choose: Callable[[Iterable[str]], list[str]], token: str | None = None) -> Path:
+def local(name: str, option: str, choose: Callable[[Iterable[str]], list[str]], token: str | None) -> Path:
     """Return the local file or folder of a model; `choose` selects the files to download from a repository's list.
 
     Interrupted downloads are resumed. Without a network only the hub's cache is used. Raises ConfigError naming
@@ -61,7 +61,7 @@ def local(name: str, option: str, choose: Callable[[Iterable[str]], list[str]], 
 
 
 def unreachable_model(
-    option: str, name: str, choose: Callable[[Iterable[str]], list[str]], token: str | None = None
+    option: str, name: str, choose: Callable[[Iterable[str]], list[str]], token: str | None
 ) -> Problem | None:
     """Return why a model on the hub cannot be downloaded, within seconds and without a download; None if it can."""
     cached = cached_folder(name)
@@ -94,7 +94,7 @@ def cached_folder(name: str) -> Path | None:
         return None
 
 
-def list_repository(name: str, token: str | None = None) -> list[str]:
+def list_repository(name: str, token: str | None) -> list[str]:
     model_info = answered(lambda: huggingface_hub.HfApi().model_info(name, token=token, timeout=HUB_TIMEOUT))
     return [file.rfilename for file in model_info.siblings or ()]
 

@@ -188,10 +188,8 @@ class PartFiles:
             problem := incomplete_part(path, definition, shapes, recognised)
         ):
             return problem
-        if marked and description in (
-            *expected_words,
-            UNKNOWN,
-        ):  # missing tensors of an unknown one are reported where it is opened
+        # Missing tensors of an unknown one are reported where it is opened.
+        if marked and description in (*expected_words, UNKNOWN):
             return scaled_weights.stored_oddly(path, entries, scaled=True)
         if family and family is self.facts and description not in family.base_models:
             return Message(
@@ -237,13 +235,13 @@ def lora_in_place_of(part: str, path: Path, definition: Part) -> Message:
     return Message(template, path=path, what=definition.what)
 
 
-def other_kind(path: Path, definition: Part, found: str, family: FamilyFacts | None) -> Message:
+def other_kind(path: Path, definition: Part, description: str, family: FamilyFacts | None) -> Message:
     """Return the message for a file of another kind than a part, with the scripts of its family if it has one."""
     template, scripts = "{path} is {found}; expected {what}", {}
     if family:
         template = "{path} is {found}; train it with {scripts}; expected {what}"
         scripts = {"scripts": either(family.scripts)}
-    return Message(template, path=path, found=found, what=definition.what, **scripts)
+    return Message(template, path=path, found=description, what=definition.what, **scripts)
 
 
 def _is_named(path: Path, part: Part) -> bool:

@@ -64,7 +64,7 @@ def unet_config(shapes: Mapping[str, tuple[int, ...]], heads: int | None = None)
     return config
 
 
-def empty_unet(shapes: Mapping[str, tuple[int, ...]], heads: int | None = None) -> nn.Module:
+def empty_unet(shapes: Mapping[str, tuple[int, ...]], heads: int | None) -> nn.Module:
     """Return a U-Net of these shapes on the meta device."""
     # A single attention processor lets all blocks share compiled graphs.
     unet_class, residual = _classes()

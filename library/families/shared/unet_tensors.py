@@ -93,17 +93,17 @@ def _other_text(path: Path, shapes_by_part: Mapping[str, Shapes]) -> Message | N
     widths = {
         part: shapes[f"text_model.{clip.CLIP_MARKER}"][1] for part, shapes in shapes_by_part.items() if "clip" in part
     }
-    takes, given = expected_shapes.text_width(shapes_by_part["denoiser"]), sum(widths.values())
-    if (pooled := shapes_by_part["denoiser"].get(unet.ADDED)) and takes == given:
+    takes, stored = expected_shapes.text_width(shapes_by_part["denoiser"]), sum(widths.values())
+    if (pooled := shapes_by_part["denoiser"].get(unet.ADDED)) and takes == stored:
         # The pooled text of the second text encoder comes beside six sizes.
-        takes, given = pooled[1] - 6 * unet.SIZE_CHANNELS, shapes_by_part["clip_g"]["text_projection.weight"][0]
-    if takes == given:
+        takes, stored = pooled[1] - 6 * unet.SIZE_CHANNELS, shapes_by_part["clip_g"]["text_projection.weight"][0]
+    if takes == stored:
         return None
     template = (
         "{path} has a U-Net for texts of {takes} channels, and its text encoders give {given}: they are of "
         "different models; choose a complete one"
     )
-    return Message(template, path=path, takes=takes, given=given)
+    return Message(template, path=path, takes=takes, given=stored)
 
 
 def _expected_names(checkpoints: UnetCheckpoints, part: str, shapes: Shapes) -> list[str]:

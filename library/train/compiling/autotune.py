@@ -78,8 +78,8 @@ class Tuner:
     def decide(self) -> Overrides:
         """Return the fastest options, measured now or at an earlier start, and log the reason."""
         name = autotune_cache.fingerprint_training(self)
-        if known := autotune_cache.read_results(name, self.passes):
-            self.results = [Measured(**result) for result in known]
+        if stored := autotune_cache.read_results(name, self.passes):
+            self.results = [Measured(**result) for result in stored]
             for result in self.results:  # other options of this training may exclude an earlier result
                 try:
                     building.replace_options(self.config, **result.changes)
@@ -92,9 +92,9 @@ class Tuner:
                     name, [asdict(result) for result in self.results], self.passes, self.complete
                 )
         chosen = fastest_setting(self.results, self.passes)
-        text = summarise_choice(chosen, self.results, self.passes, known=bool(known))
+        text = summarise_choice(chosen, self.results, self.passes, is_remembered=bool(stored))
         rows = [asdict(result) for result in self.results]
-        self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(known), text=text)
+        self.journal.event("tuned", chosen=chosen.changes, results=rows, remembered=bool(stored), text=text)
         for r in self.results:
             text += f"\n  {r.sentence(of_steps=False)}"
         self.journal.say(text)
@@ -126,13 +126,13 @@ class Tuner:
 
         def on_best(*changes: Overrides) -> list[Overrides]:
             best, set_already = fastest_setting(self.results, ENDLESS).changes, schema.option_values(config)
-            differing = [{name: v for name, v in one.items() if set_already[name] != v} for one in changes]
-            return [best | one for one in differing]
+            differing = [{name: v for name, v in change.items() if set_already[name] != v} for change in changes]
+            return [best | change for change in differing]
 
-        def worth(found: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:
-            pays = self._is_worth(share, len(found) * fastest_setting(self.results, ENDLESS).compiling)
+        def worth(candidates: list[Overrides], share: float = OTHERS_SAVE) -> list[Overrides]:
+            pays = self._is_worth(share, len(candidates) * fastest_setting(self.results, ENDLESS).compiling)
             self.complete &= pays
-            return found if pays else []
+            return candidates if pays else []
 
         def compiled() -> bool:
             return bool(fastest_setting(self.results, ENDLESS).changes["compile"])
@@ -159,21 +159,21 @@ class Tuner:
 
     def measure_candidate(self, changes: Overrides) -> Measured:
         """Time a few passes with these options, and undo their changes."""
-        result, asked = Measured(changes), self.compute_loss
+        result, requested = Measured(changes), self.compute_loss
         if self.kernels and (why := self.kernels.why_not(changes.get("attention_kernel"))):
             result.why = why
             return result
         try:
             at_once = {"compile_compare_steps": 0, "compile_from_step": None}
             always = {"compile_autotune": False, "compile_fallback": False, **at_once}
-            config = building.replace_options(asked.config, **changes | always)
+            config = building.replace_options(requested.config, **changes | always)
         except ConfigError as refused:
             result.why = refused.problems[0]
             return result
-        undone = restored_after(asked.components.denoiser, asked.family)
+        undone = restored_after(requested.components.denoiser, requested.family)
         with CompileLog(self.journal.on_graph) as log, undone:
             try:
-                self.time_candidate(replace(asked, config=config, compile_log=log), result)
+                self.time_candidate(replace(requested, config=config, compile_log=log), result)
             except Exception as error:
                 # An attention kernel may fail although PyTorch lists it as usable.
                 kernel = "attention_kernel" in changes and isinstance(error, RuntimeError)
@@ -234,7 +234,7 @@ def find_best_config(  # noqa: PLR0913 - a training that is about to begin, and 
             compute_loss.family.config = building.replace_options(config, **choices.tuned)
             journal.say(f"compile_autotune: {format_changes(choices.tuned)}, as in the run that is continued")
             return compute_loss.family.config
-    found = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
+    choice = [Tuner(batches, compute_loss, clock, world, journal).decide() if world.main else None]
     if world.ranks > 1:
         # Measuring takes longer than the timeout of PyTorch's collectives.
         store, done = torch_private.process_store(), "compile_autotune"
@@ -243,8 +243,8 @@ def find_best_config(  # noqa: PLR0913 - a training that is about to begin, and 
         while not store.check([done]):
             journal.requests.check()
             time.sleep(WAIT)
-        torch.distributed.broadcast_object_list(found)
-    choices.tuned = found[0] or {}
+        torch.distributed.broadcast_object_list(choice)
+    choices.tuned = choice[0] or {}
     compute_loss.family.config = building.replace_options(config, **choices.tuned)
     return compute_loss.family.config
 
@@ -254,16 +254,16 @@ def fastest_setting(results: list[Measured], passes: int) -> Measured:
     usable = [result for result in results if not result.why]
     if not usable:
         return Measured({})  # the user's config; its problem is reported when the training starts
-    found = usable[0]
+    fastest = usable[0]
     for result in usable[1:]:
-        if result.total(passes) < (1 - NOISE) * found.total(passes):
-            found = result
-    return found
+        if result.total(passes) < (1 - NOISE) * fastest.total(passes):
+            fastest = result
+    return fastest
 
 
-def summarise_choice(chosen: Measured, results: list[Measured], passes: int, known: bool) -> str:
+def summarise_choice(chosen: Measured, results: list[Measured], passes: int, is_remembered: bool) -> str:
     """Return the choice and its reason for the log."""
-    tried = f"compile_autotune: {counted(len(results), 'setting')} {'remembered' if known else 'tried'}"
+    tried = f"compile_autotune: {counted(len(results), 'setting')} {'remembered' if is_remembered else 'tried'}"
     if len(results) == 1 and not results[0].changes.get("compile") and chosen.seconds:
         return (
             f"compile_autotune: eager steps take {chosen.seconds:.3g} s, so the whole training takes "

@@ -28,12 +28,12 @@ def read_results(name: str, passes: int) -> list[JsonObject]:
     """Return stored results; empty if there are none, they are damaged, or were measured for a much shorter
     training.
     """
-    known = stored_results.read_result(name)
+    stored = stored_results.read_result(name)
     with contextlib.suppress(KeyError, TypeError):
         # A short training skips candidates that would pay in a longer one.
-        enough = known["complete"] or passes <= known["passes"]
-        if known["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in known["results"]):
-            return known["results"]
+        enough = stored["complete"] or passes <= stored["passes"]
+        if stored["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in stored["results"]):
+            return stored["results"]
     return []
 
 

@@ -226,15 +226,15 @@ class BackgroundCompiler:
         wanted = [kind for kind, _ in kinds.most_common()]
         if self._config.compile.dynamic is not False:
             wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
-        found: dict[tuple[int, ...], list[BlockCall]] = {}
+        calls: dict[tuple[int, ...], list[BlockCall]] = {}
         # The largest size is recorded first, as the others fit into its memory; most are recorded in their first step.
         recorded = (passes.largest(), wanted[0])
         for kind in dict.fromkeys([*recorded, *wanted]):
             recording = contextlib.nullcontext() if kind in recorded else passes.unrecorded()
-            with recording, block_calls.noted(passes.denoiser) as found[kind]:
+            with recording, block_calls.noted(passes.denoiser) as calls[kind]:
                 passes.run_within_limit(kind)
         self._time_pass(passes, wanted[0])
-        return [call for kind in wanted for call in found[kind]]
+        return [call for kind in wanted for call in calls[kind]]
 
     def _time_pass(self, passes: TrialPasses, kind: Kind) -> None:
         """Time a separate pass, as earlier ones also recorded."""
@@ -363,11 +363,11 @@ class BackgroundCompiler:
         self.stop()
         self._stay_eager(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
 
-    def _stay_eager(self, said: str) -> None:
+    def _stay_eager(self, sentence: str) -> None:
         """Keep eager blocks, also in runs that continue this one."""
         self._plan.on(PlanEvent.STAY_EAGER)
         self._choices.stays_eager = self._clock.total
-        self._journal.say(said)
+        self._journal.say(sentence)
 
     def make_room(self) -> bool:
         """Free GPU memory: stop all compiling processes but one, or the last; return whether any was running."""

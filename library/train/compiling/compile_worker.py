@@ -139,7 +139,7 @@ def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:
     module._buffers.clear()
     for name, child in list(module._modules.items()):
         full = f"{path}.{name}".removeprefix(".")
-        if any(one.startswith(f"{full}.") for one in kept) and child is not None and full not in kept:
+        if any(inner.startswith(f"{full}.") for inner in kept) and child is not None and full not in kept:
             _thin_out(child, full, kept)
         elif full not in kept:
             del module._modules[name]

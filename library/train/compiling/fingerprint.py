@@ -96,8 +96,8 @@ def _settings_facts(config: RunConfig, world: World) -> JsonObject:
 
 
 def _code(family: str) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for pattern in (*CODE, f"families/{family}/*.py"):
         for path in sorted(PROJECT_ROOT.glob(pattern)):
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -77,10 +77,10 @@ def find_best_format(batches: Batches, compute_loss: LossFunction, world: World,
     if chosen:
         journal.say(f"Matrix products: {chosen}, as in the training that is resumed.")
     else:
-        found = [_decide(batches, compute_loss, world.device, journal) if world.main else None]
+        choice = [_decide(batches, compute_loss, world.device, journal) if world.main else None]
         if world.ranks > 1:
-            torch.distributed.broadcast_object_list(found)
-        chosen = found[0] or IN_16_BITS
+            torch.distributed.broadcast_object_list(choice)
+        chosen = choice[0] or IN_16_BITS
     compute_loss.family.config = building.replace_options(config, **FORMATS.get(chosen, OFF))
     return compute_loss.family.config
 
@@ -89,8 +89,8 @@ def _resumed(config: RunConfig) -> str:
     """Return the format of the resumed training, "" if there is none."""
     if not config.steps.resume:
         return ""
-    known = state_files.read_progress(Path(config.steps.resume)).get("settings", {})
-    return "int8" if known.get("int8_compute") else "fp8" if known.get("fp8_compute") else IN_16_BITS
+    settings = state_files.read_progress(Path(config.steps.resume)).get("settings", {})
+    return "int8" if settings.get("int8_compute") else "fp8" if settings.get("fp8_compute") else IN_16_BITS
 
 
 def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, journal: Journal) -> str:
@@ -110,30 +110,30 @@ def _decide(batches: Batches, compute_loss: LossFunction, device: torch.device, 
     passes = 2 if config.memory.recomputes_all(config) else 1  # forward, for each backward
     dtype, kept, rotate = fp8_storage.compute_type(config), stored(config), config.precision.int8_rotation
     name = fingerprint_products(device, sizes, formats, f"{dtype} {kept} {passes} {rotate}")
-    found = read_format_times(name)
-    remembered = bool(found)
-    if not found:
-        formats = ["int8 rotated" if one == "int8" and rotate else one for one in formats]
-        found = time_formats(sizes, formats, device, dtype, kept, passes)
-        found = {one.removesuffix(" rotated"): seconds for one, seconds in found.items()}
-        if found:
-            stored_results.store_result(name, found)
-    chosen = fastest_format(found)
+    seconds_by_format = read_format_times(name)
+    remembered = bool(seconds_by_format)
+    if not seconds_by_format:
+        formats = ["int8 rotated" if label == "int8" and rotate else label for label in formats]
+        seconds_by_format = time_formats(sizes, formats, device, dtype, kept, passes)
+        seconds_by_format = {label.removesuffix(" rotated"): seconds for label, seconds in seconds_by_format.items()}
+        if seconds_by_format:
+            stored_results.store_result(name, seconds_by_format)
+    chosen = fastest_format(seconds_by_format)
     how = "remembered" if remembered else f"{len(sizes)} sizes timed in {time.perf_counter() - began:.1f} s"
-    journal.note(products={"chosen": chosen, "seconds": found})
-    journal.say(choice_sentence(found, chosen, how))
+    journal.note(products={"chosen": chosen, "seconds": seconds_by_format})
+    journal.say(choice_sentence(seconds_by_format, chosen, how))
     return chosen
 
 
 def possible(config: RunConfig, device: torch.device) -> list[str]:
     """Return the 8-bit formats that this device multiplies fast and that no other option excludes."""
     works = {"fp8": fp8_matmul.supports_fp8(device), "int8": int8_matmul.supports_int8(device)}
-    found = []
+    formats = []
     for name, changes in FORMATS.items():
         with contextlib.suppress(ConfigError):
             building.replace_options(config, **changes)
-            found += [name] * (works[name] and config.compile.compile)
-    return found
+            formats += [name] * (works[name] and config.compile.compile)
+    return formats
 
 
 def stored(config: RunConfig) -> str:
@@ -245,11 +245,11 @@ def fastest_format(seconds: Mapping[str, float]) -> str:
     return best if seconds and seconds[best] < GAIN * seconds[IN_16_BITS] else IN_16_BITS
 
 
-def choice_sentence(found: Mapping[str, float], chosen: str, how: str) -> str:
+def choice_sentence(seconds: Mapping[str, float], chosen: str, how: str) -> str:
     """Return times by format and the choice as one log line."""
-    if not found:
+    if not seconds:
         return f"Matrix products are computed in {IN_16_BITS}: there was too little memory to time others."
-    shares = ", ".join(f"{name} {found[name] / found[IN_16_BITS]:.2f}" for name in found if name != IN_16_BITS)
+    shares = ", ".join(f"{name} {seconds[name] / seconds[IN_16_BITS]:.2f}" for name in seconds if name != IN_16_BITS)
     failed = "" if shares else "all 8-bit formats failed"
     return f"Matrix products, as a share of the time in {IN_16_BITS}: {shares or failed}; {chosen} is used ({how})."
 
@@ -265,8 +265,8 @@ def fingerprint_products(device: torch.device, sizes: Sizes, formats: Iterable[s
 
 def read_format_times(name: str) -> dict[str, float]:
     """Return stored seconds by format; empty if there are none."""
-    known = stored_results.read_result(name)
+    content = stored_results.read_result(name)
     with contextlib.suppress(ValueError, TypeError):
-        found = {str(key): float(value) for key, value in known.items()}
-        return found if found.get(IN_16_BITS, 0) > 0 else {}
+        times = {str(key): float(value) for key, value in content.items()}
+        return times if times.get(IN_16_BITS, 0) > 0 else {}
     return {}

@@ -46,7 +46,6 @@ class Precompiler:
         self._background = BackgroundCompiler(config, world, journal, plan, clock, choices or Choices())
         self._parallel = parallel or ParallelCompiler(world, journal)
         self._stepped = False  # whether a step was taken
-        self._recorder: cudagraph.GraphedModel | None = None  # of the denoiser, from `prepare` on
         self._recording_seconds = 0.0  # see `recorded`
         self._passes: TrialPasses  # given to `prepare`
 
@@ -63,7 +62,7 @@ class Precompiler:
 
     def prepare(self, passes: TrialPasses) -> None:
         """Before the first step: record the denoiser, and compile its blocks or start compiling them beside the run."""
-        self._passes, self._recorder = passes, passes.recorder
+        self._passes = passes
         if gpu_memory.is_held():
             trained = sum(p.numel() for p in passes.compute_loss.method.parameters())
             gpu_memory.lift_for((BYTES_OF_ADAM + GRADIENT_BYTES) * trained)
@@ -86,7 +85,7 @@ class Precompiler:
         if recorder is None or self._clock.done:
             return
         if self._config.steps.resume:
-            recorder.optimizer_is_there()
+            recorder.drop_reserve()
         sizes = len(self._passes.batches.kinds())
         left = (self._clock.total - self._clock.step) * self._config.steps.gradient_accumulation_steps
         if recorder.automatic and left < PASSES_A_SIZE * sizes:
@@ -139,7 +138,7 @@ class Precompiler:
         run.
         """
         if self._passes.recorder and self._stepped:
-            self._passes.recorder.optimizer_is_there()
+            self._passes.recorder.drop_reserve()
         self._stepped = True
         self._background.import_compiler()
         if self._background.due:
@@ -178,8 +177,8 @@ class Precompiler:
         if self._clock.done:
             return
         log, device, batches = self.log, self._world.device, self._passes.batches
-        graphs, made = log.due_for_one_size(), log.summary()["num_graphs"]
-        self._journal.phase(Message("compiling"), made, graphs)
+        graphs, compiled = log.due_for_one_size(), log.summary()["num_graphs"]
+        self._journal.phase(Message("compiling"), compiled, graphs)
         single = compiles_size_by_size(self._config, device)
         self._journal.say(graphs_sentence(self._options, len(batches.shapes), single))
         each_size = single or self._options.dynamic is False
@@ -192,9 +191,8 @@ class Precompiler:
             try:
                 self._passes.run(kind)
                 if not each_size and not self._records:
-                    self._passes.run(
-                        self._passes.largest()
-                    )  # compiles nothing more: it shows whether the memory is enough
+                    # This compiles nothing more: it shows whether the memory is enough.
+                    self._passes.run(self._passes.largest())
                 self.note()
             except Exception as error:
                 if not blocks.is_compile_error(error):
@@ -220,7 +218,7 @@ class Precompiler:
 
     def recorded(self) -> bool:
         """Return whether a size was recorded, or tried to be, since the last call."""
-        recorder, before = self._recorder, self._recording_seconds
+        recorder, before = self._passes.recorder, self._recording_seconds
         self._recording_seconds = recorder.recording_seconds if recorder else 0.0
         return self._recording_seconds != before
 
@@ -260,24 +258,30 @@ class Precompiler:
 
     def recover(self, error: Exception, denoiser: nn.Module) -> bool:
         """Return whether the step can be retried: without compiling if that failed and `compile_fallback` is set, or
-        without recordings and then without gpu_memory_limit if GPU memory is short.
+        with more GPU memory if that was short.
         """
-        recorder, recorded = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
-        if isinstance(error, torch.OutOfMemoryError) and recorded and recorded.made:
-            recorded.free()
-            return not self._config.optim.stepped_early
-        if isinstance(error, torch.OutOfMemoryError) and self._background.make_room():
-            return not self._config.optim.stepped_early
-        if isinstance(error, torch.OutOfMemoryError) and recorder and recorder.made:
-            recorder.give_up("the GPU's memory is too small for the steps beside them")
-            recorder.lacks_memory = True
-            return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
-        if isinstance(error, torch.OutOfMemoryError) and cudagraph.lift_memory_limit(recorder):
-            return True  # only steps that can be repeated are held
+        if isinstance(error, torch.OutOfMemoryError):
+            return self._free_memory(denoiser)
         if self.plan.active and blocks.is_compile_error(error):
             self.give_up(error)
             return True
         return False
+
+    def _free_memory(self, denoiser: nn.Module) -> bool:
+        """Give up what is cheapest of that which needs GPU memory beside the steps; return whether the step can be
+        retried.
+        """
+        recorder, recorded = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
+        if recorded and recorded.recordings:
+            recorded.free()
+        elif self._background.make_room():
+            pass
+        elif recorder and recorder.recordings:
+            recorder.give_up("the GPU's memory is too small for the steps beside them")
+            recorder.lacks_memory = True
+        else:
+            return cudagraph.lift_memory_limit(recorder)  # only steps that can be repeated are held
+        return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
 
     def give_up(self, error: BaseException) -> None:
         """Continue without compiling, or without `compile_fallback` raise a ConfigError with the reason.

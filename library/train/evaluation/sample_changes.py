@@ -70,11 +70,11 @@ class SampleChanges:
             self._first = looks
             return None
         pairs = [(self._first[drawn], now) for drawn, now in looks.items() if drawn in self._first]
-        said = _verdict(pairs, is_last and step >= LEAST_STEPS) if pairs else ""
-        if not said or said in self._told:
+        verdict = _verdict(pairs, is_last and step >= LEAST_STEPS) if pairs else ""
+        if not verdict or verdict in self._told:
             return None
-        self._told.add(said)
-        return Message(said)
+        self._told.add(verdict)
+        return Message(verdict)
 
 
 def _verdict(pairs: list[tuple[Look, Look]], has_learned_long: bool) -> str:

@@ -230,8 +230,8 @@ class SampleRunner:
                     requests.append((number, self._request(prompt)))
             # Free memory may differ between processes that must agree on batches.
             sizer = BatchSizer(1, device) if training.method.shards else self._sizer_of(device)
-            made = in_batches(self._sampler, requests, sizer, self._images, (WorkCancelled,))
-            for done, (number, image) in enumerate(made, start=1):
+            images = in_batches(self._sampler, requests, sizer, self._images, (WorkCancelled,))
+            for done, (number, image) in enumerate(images, start=1):
                 # a lack of memory, a broken VAE, a full disk, ...
                 with self._failing_alone(self._prompts[number].prompt, training, failures):
                     if isinstance(image, Exception):
@@ -310,8 +310,8 @@ class SampleRunner:
         """Warn in the first process of images that became noise, or that nothing has changed."""
         clock = training.clock
         files = [(self._seeded[number], path) for paths, _ in reports for number, path in paths.items()]
-        if training.world.main and (said := self._changes.judge(files, clock.step, clock.done)):
-            training.journal.warn(said, about="samples")
+        if training.world.main and (verdict := self._changes.judge(files, clock.step, clock.done)):
+            training.journal.warn(verdict, about="samples")
 
     def _reread(self, world: World, journal: Journal) -> list[Prompt] | None:
         """Return the changed prompts of the file, None without changes; the first process reads it for all."""

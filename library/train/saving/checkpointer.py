@@ -242,11 +242,9 @@ class Backups:
             if not self._warned:
                 self._warned = True
                 backups = self._names.backups()
-                newest = (
-                    Message("the newest is {state}", state=backups[-1].name)
-                    if backups
-                    else Message("there is none yet")
-                )
+                newest = Message("there is none yet")
+                if backups:
+                    newest = Message("the newest is {state}", state=backups[-1].name)
                 why = error.said if isinstance(error, ConfigError) else error
                 self._journal.warn(Message(NOT_SAVED, step=step, left=newest, why=why))
             return

@@ -86,12 +86,12 @@ def deciding_options(config: RunConfig, total_steps: int) -> JsonObject:
 
 def _encoding_options(config: RunConfig) -> JsonObject:
     """Return how images and captions are encoded; batch sizes only where they are encoded once."""
-    cache, known = config.cache, options_of(type(config))
+    cache, options = config.cache, options_of(type(config))
     is_cached = dict(zip(ENCODED_ONCE, (cache.latents, cache.text), strict=True))
     chosen: JsonObject = {**is_cached}
     for name, (on_disk, batch) in ENCODED_ONCE.items():
         chosen[on_disk] = getattr(cache, on_disk)
-        if is_cached[name] and batch in known:  # empty: the batch size of the training
+        if is_cached[name] and batch in options:  # empty: the batch size of the training
             chosen[batch] = getattr(cache, batch) or config.data.train_batch_size
     return chosen
 

@@ -35,10 +35,11 @@ VERSION = 1  # of what STATE_FACTS holds
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # marks a state that has checksums
 STEP_KEY = "saved_after_step"  # stored in every file except JSON and text
+# Files that a resume reads if they exist.
 RESUME_FILES = re.compile(
     r"model\.safetensors|optimizer\.bin|scheduler\.bin|ema\.safetensors|scaler\.pt|"
     r"train_state\.json|random_states_\d+\.bin"
-)  # files that a resume reads if they exist
+)
 DIGEST_LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
 READER_THREADS = 4  # files read in parallel
 

@@ -82,7 +82,7 @@ class Updates:
             self.raw_optimizer.step_early(self._limit, world.average if world.ranks > 1 else None)
         # Only trained swapped blocks matter here; adapters never leave the device.
         self._swap = swapping.find_trainable_swap(method.denoiser) if method.denoiser else None
-        on_host = self._swap is not None and self._swap.learn == "host"
+        on_host = self._swap is not None and self._swap.stepped_on == "host"
         if world.scaler is not None and ((half := config.precision.full_fp16) or on_host):
             world.accelerator.scaler = torch_private.GradScaler(world.device.type, half, on_host)
         # As in accelerate, the schedule advances once per process in each step: warm-up steps are counted like that.
