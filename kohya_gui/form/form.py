@@ -392,7 +392,9 @@ def as_text(value: bool | str) -> str:
 
 
 def as_sentence(text: str, names: Iterable[Any] = ()) -> str:
-    """A help text with a capital first letter and a final full stop, unless it begins with a sign or name."""
+    """A help text as a sentence, with a capital unless it begins with one of `names` or a sign."""
+    for name in names:
+        text = text.replace(f" ({name})", "")  # the page shows words for it
     first = text.split(" ", 1)[0].rstrip(",:")
     start = text[:1].upper() + text[1:] if first.isalpha() and first.islower() and first not in names else text
     return start if start.endswith((".", ")")) else start + "."

@@ -32,8 +32,23 @@ function tell(text) {
   notify(KIND, ...(text ? [make("p", {}, text), close] : []));
 }
 
+/**
+ * Refuse files that are dropped while a window is open: what takes them is behind it, and so is its answer.
+ * @param {Element} dialog
+ */
+function refuse(dialog) {
+  const text = "Close this window first: files that are dropped go to the page behind it.";
+  const answer = make("div", { className: "message bad no-drop", role: "alert" }, make("p", {}, text));
+  dialog.querySelector(".no-drop")?.remove();
+  dialog.append(answer);
+  dialog.addEventListener("close", () => answer.remove(), { once: true });
+}
+
 /** @param {DragEvent} event */
 async function drop(event) {
+  const dialog = document.querySelector("dialog:modal");
+  if (dialog) return refuse(dialog);
+  for (const sheet of all(document, ":popover-open")) sheet.hidePopover(); // it would cover the answer
   /** @type {Folder[]} */
   let folders;
   try {

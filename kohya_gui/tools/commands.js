@@ -132,10 +132,30 @@ function cardsOf(where, jobs) {
     const known = before.get(job.id), shown = JSON.stringify([job, open]);
     if (known && shownJobs.get(known) === shown) return known;
     const element = card(job, open), fold = element.querySelector("details");
-    shownJobs.set(element, shown);
-    if (fold && known?.dataset.state === job.state) fold.open = known.querySelector("details[open]") !== null;
-    return element;
+    const isSame = known?.dataset.state === job.state;
+    if (fold && isSame) fold.open = known.querySelector("details[open]") !== null;
+    if (isSame && busy(job)) update(known, element);
+    const kept = isSame && busy(job) ? known : element;
+    shownJobs.set(kept, shown);
+    return kept;
   });
+}
+
+/**
+ * Show in the card of an active process what a newer card of it shows. Its buttons and folds stay the same elements:
+ * they keep the focus, and a press that has begun on them is not lost.
+ * @param {HTMLElement} before
+ * @param {HTMLElement} element in the same state
+ */
+function update(before, element) {
+  const isFold = (/** @type {Element} */ child) => child.matches("details");
+  const [, ...parts] = before.children, [, ...newParts] = element.children;
+  const newFold = newParts.find(isFold), fold = newFold ? (parts.find(isFold) ?? null) : null;
+  for (const part of parts) if (part !== fold) part.remove();
+  for (const part of newParts) if (part !== newFold || !fold) before.insertBefore(part, fold);
+  if (!fold || !newFold) return;
+  for (const part of [...fold.children].slice(1)) part.remove();
+  fold.append(...[...newFold.children].slice(1));
 }
 
 /**
@@ -156,6 +176,8 @@ function fill(where, children) {
  * @param {Job[]} jobs
  */
 function show(where, jobs) {
+  const focused = where.contains(document.activeElement) ? document.activeElement : null;
+  const id = focused?.closest("[data-job]")?.getAttribute("data-job");
   const cards = cardsOf(where, jobs);
   const isEarlier = (/** @type {number} */ at) => isAbove(where) && at > 0 && !busy(jobs[at]);
   const earlier = cards.filter((_, at) => isEarlier(at)), newest = cards.filter((_, at) => !isEarlier(at));
@@ -163,6 +185,29 @@ function show(where, jobs) {
     make("details", { className: "earlier" }, make("summary", {}, "Earlier"));
   fill(fold, [find(fold, "summary"), ...earlier]);
   fill(where, [...newest, ...(earlier.length ? [fold] : [])]);
+  const card = cards.find(({ dataset }) => dataset.job === id);
+  if (card && !focused?.isConnected) focusIn(card, focused?.matches("summary") ?? false);
+}
+
+/**
+ * Give a card the focus that the one before it had.
+ * @param {HTMLElement} element
+ * @param {boolean} onFold
+ */
+function focusIn(element, onFold) {
+  const fold = onFold && element.querySelector("summary");
+  element.tabIndex = -1;
+  (fold || element).focus({ preventScroll: true });
+}
+
+/**
+ * Have screen readers say what has become of a process.
+ * @param {HTMLElement} place
+ * @param {Job} job
+ */
+function announce(place, { title, state, error }) {
+  place.replaceChildren(
+    make("span", {}, title), ": ", make("span", {}, STATES[state] ?? state), " ", make("span", {}, error || ""));
 }
 
 /**
@@ -176,6 +221,10 @@ export function watcher(where, command, ended, changed = () => {}) {
   const begin = countRequests();
   /** @type {Set<string>} */
   const working = new Set();
+  /** @type {Map<string, string>} */
+  const announced = new Map(); // the states of active processes
+  const spoken = make("p", { className: "unseen", role: "status" });
+  where.before(spoken);
   async function look(begun = "") {
     if (begun) working.add(begun); // it may have ended before the first poll
     const isNewest = begin();
@@ -192,6 +241,8 @@ export function watcher(where, command, ended, changed = () => {}) {
       if (!isNewest()) return;
       show(where, jobs);
       for (const job of jobs) {
+        if ((busy(job) || working.has(job.id)) && announced.get(job.id) !== job.state) announce(spoken, job);
+        announced.set(job.id, job.state);
         if (busy(job)) {
           working.add(job.id);
           changed(job);
@@ -204,6 +255,8 @@ export function watcher(where, command, ended, changed = () => {}) {
   where.addEventListener("click", async (event) => {
     const button = hit(event, "[data-stop]", HTMLButtonElement);
     if (!button) return;
+    // The next button there ends the process at once: a key that is pressed twice may not reach it.
+    if (button === document.activeElement) focusIn(around(button, "[data-job]"), false);
     button.disabled = true;
     await ask("command_stop", { id: button.dataset.stop }).catch(() => {});
     look();

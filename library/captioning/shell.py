@@ -33,7 +33,7 @@ def _caption_folder(arguments: argparse.Namespace, report: Report) -> int:
     if not files:
         if skipped:
             captioned = counted(skipped, "image")
-            print(f"{folder}: {captioned} with captions, and none without (--existing add or replace changes that)")
+            print(f"{folder}: {captioned} with captions, and none without: choose to add to captions or replace them")
         if foreign:
             print(writing.describe_foreign_captions(foreign))
         return EXIT_DONE

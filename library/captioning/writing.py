@@ -180,8 +180,8 @@ def summarise_captioning(folder: Path, done: Written) -> str:
 def describe_foreign_captions(foreign: Sequence[str]) -> str:
     """Return a sentence about caption files that are not text."""
     return (
-        f"{counted(len(foreign), 'caption')} left, since not text in UTF-8: save with that encoding, or replace with "
-        f"--existing replace: {folders.some(foreign)}"
+        f"{counted(len(foreign), 'caption')} left, since not text in UTF-8: save with that encoding, or choose to "
+        f"replace captions: {folders.some(foreign)}"
     )
 
 

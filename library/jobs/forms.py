@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from library.config.problems import ConfigError, Message, MessageLike, raise_if_
 Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> a permitted path, or the id of a model on the hub, or ConfigError
 Guard = Callable[[str, str, str], Path | str]
+
+DEFAULT_IN_BRACKETS = re.compile(r" \((?:%\(default\)s|default: [^()]*)\)$")  # which the form's field shows already
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class CommandForms:
             default = "" if action.default in (None, []) or action.default is False else str(action.default)
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
-            help_text = (action.help or "").replace("%(default)s", default)
+            help_text = DEFAULT_IN_BRACKETS.sub("", action.help or "").replace("%(default)s", default)
             suggestions = self.suggestions.get(action.dest, {})
             required, whole = bool(action.required), action.type is int
             yield CommandField(

@@ -243,7 +243,7 @@ def _add_output_options(
     parser: argparse.ArgumentParser, dtypes: tuple[str, ...] = DTYPES, default: str | None = None
 ) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the new .safetensors file")
-    text = f"how numbers are stored (empty: {default or 'as in the input'})"
+    text = f"how numbers are stored (default: {default or 'as in the input'})"
     parser.add_argument("--dtype", choices=dtypes, default=default, help=text)
 
 
@@ -287,7 +287,7 @@ def _resize(parser: argparse.ArgumentParser) -> None:
         choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
         help="how the rank of each module is found (%(default)s)",
     )
-    text = "for the dynamic methods: sv_ratio takes a number above 1, the others a share to keep"
+    text = "for a ratio, a number above 1; for a share, how much is kept, such as 0.9"
     parser.add_argument("--parameter", type=float, help=text)
     parser.add_argument("--verbose", action="store_true", help="a line for every module")
     _add_output_options(parser)

@@ -120,6 +120,14 @@ def test_words_are_kept_unless_asked_otherwise_and_come_back(tagger, images, cap
     assert tree(images) == start
 
 
+def test_what_to_do_in_a_folder_full_of_captions_is_said_in_words_that_the_page_has_too(images, capsys):
+    for image in images.rglob("*.png"):
+        image.with_suffix(".txt").write_text("words")
+    assert shell.main(["wd14", str(images), "--model", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "choose to add to captions or replace them" in said and "--" not in said
+
+
 def test_a_folder_is_captioned_however_it_is_named(tagger, images, monkeypatch, capsys):
     monkeypatch.chdir(images.parent)
     (images.parent / "link").symlink_to(images, target_is_directory=True)
@@ -136,7 +144,7 @@ def test_captions_that_are_no_text_are_left_and_named(tagger, images, capsys, ex
     before = tree(images)
     assert shell.main(["wd14", str(images), "--model", str(tagger), "--existing", existing, "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "2 captions left" in said and "0.txt, 1.txt" in said
+    assert "2 captions left" in said and "0.txt, 1.txt" in said and "--" not in said
     if existing == "add":
         assert (images / "10_x" / "2.txt").read_text(encoding="utf-8") == "\u732b, some body, red dress"
         trash.undo(images)

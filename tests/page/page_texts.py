@@ -11,7 +11,7 @@ from typing import Any
 
 # Elements whose words are no texts of the page: code, and the contents of files and fields.
 SKIPPED = ("code", "pre", "style", "script", "textarea")
-ATTRIBUTES = ("placeholder", "aria-label", "aria-valuetext", "title")
+ATTRIBUTES = ("placeholder", "aria-label", "aria-valuetext", "title", "alt")
 # SDXL, LoRA, bf16, FLUX.1, kohya_ss, ~/kohya/cat.toml: the same everywhere.
 NAME = r"(?:[\w.-]*[A-Z][\w.-]*[A-Z][\w.-]*|[\w.-]*[\d_][\w.-]*|\S*[/=]\S*|\W+)"
 NAMES = re.compile(rf"\s*|{NAME}(?:,?\s+{NAME})*")

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kohya_gui.form.form import SettingsForm
+from kohya_gui.form.form import SettingsForm, as_sentence
 from kohya_gui.form.tabs import FAMILY_TITLES, TABS
-from kohya_gui.tools.commands import tools_tab_html
+from kohya_gui.tools.commands import COMMANDS, tools_tab_html
 from library.config.schema import options_of
 from library.families import RUNS, config_class
 
@@ -67,3 +67,34 @@ def test_the_words_of_an_option_differ():
 )
 def test_a_value_is_shown_in_words(script, name, value, word):
     assert options_of(config_class(script))[name].word(value) == word
+
+
+def letters(text):
+    """What two spellings of the same word share."""
+    return re.sub("[^a-z0-9]", "", text.lower())
+
+
+@pytest.mark.parametrize("script", RUNS)
+def test_help_of_a_list_speaks_of_what_the_list_shows(script):
+    """Its values were explained by names that the list does not have, and "Empty" for a list that never is."""
+    for option in options_of(config_class(script)).values():
+        help_text = as_sentence(option.help, option.choices)
+        if option.choices and not option.open:
+            assert "mpty" not in help_text, option.name
+        for value in map(str, option.choices):
+            if not letters(option.word(value)).endswith(letters(value)):
+                name = re.escape(value)
+                explained = re.compile(rf"(^|(?<=[.;:] )){name}(?=:| )|\({name}\)")
+                assert not explained.search(help_text), (option.name, value)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_tool_fits_its_field(command):
+    """No default is in it that the field shows, nor a value for which a list has words."""
+    for form in COMMANDS[command].all().values():
+        values = {value for field in form.fields for value in field.choices if "_" in value}
+        for field in form.fields:
+            assert not field.default or not field.help.endswith(f"({field.default})"), field
+            assert not any(value in field.help for value in values - {"alpha_mask"}), field
+            if field.kind == "choice":
+                assert "empty" not in field.help and "default" not in field.help, field

@@ -8,6 +8,7 @@ from PIL import Image
 from tests import source
 from tests.page.test_addresses import ROOMS, seen
 from tests.page.test_runs_room import recorded
+from tests.page.test_sampling import run_with_samples, with_seeds
 
 pytestmark = pytest.mark.browser
 
@@ -188,3 +189,37 @@ def test_on_a_phone_all_that_is_pressed_is_large_enough_for_a_finger(visit, lang
         visitor.has_none(LOW)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
     visitor.has_none(OVERFLOWING)
+
+
+OVER = """() => [...document.querySelectorAll('dialog.compare[open] :is(select, input, button)')]
+  .filter((e) => e.getBoundingClientRect().right > e.closest('dialog').getBoundingClientRect().right - 10)
+  .map((e) => e.outerHTML)"""
+
+
+def test_all_of_a_run_and_of_its_comparison_is_seen_on_small_phones(visit, served):
+    """The lists of the comparison and its slider ended outside of its window; name and progress cut each other."""
+    with_seeds(run_with_samples(served[1], "small-1"), (1, 2, 3, 4))
+    visitor = visit(has_touch=True)
+    page = visitor.page
+    for width in (390, 320):
+        page.set_viewport_size({"width": width, "height": 640})
+        page.locator(".live .who").wait_for()
+        who, line = (page.locator(f".live {part}").first.bounding_box() for part in (".who", ".line"))
+        assert (line["y"] >= who["y"] + who["height"]) == (width == 320)
+        assert page.locator("#top .switches a").first.evaluate("e => e.scrollWidth <= e.clientWidth")
+    page.locator(".live > .unfold").click()
+    page.locator(".live .sample:visible").first.click()
+    page.locator("dialog.compare[open]").wait_for()
+    for width in (880, 481, 390, 320):
+        page.set_viewport_size({"width": width, "height": 640})
+        visitor.has_none(OVER)
+
+
+@pytest.mark.parametrize("language", ["zh", "ja"])
+def test_a_picture_is_described_in_the_readers_language(visit, language):
+    page = visit(locale=language).page
+    page.evaluate(
+        "text => document.querySelector('#top').append(Object.assign(new Image(), { alt: text, id: 'told' }))",
+        "The samples at the start, halfway and at the end of the training",
+    )
+    page.wait_for_function("/^[^a-z]+$/.test(document.querySelector('#told').alt)")

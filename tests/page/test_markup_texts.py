@@ -16,7 +16,7 @@ TABLES = {name: texts.load_catalogue(name) for name in texts.LANGUAGES if name !
 OTHER_PAGES = ("auth.py", "docs_page.py", "look.py")
 VALUE = "\0"  # stands for a value in an f-string
 BETWEEN_TAGS = re.compile(rf">([^<>{VALUE}]*[a-z]{{2}}[^<>{VALUE}]*)</(?:a|b|button|h\d|li|p|small|span|summary)>")
-IN_ATTRIBUTES = re.compile(rf"(?:title|aria-label|placeholder)=\"([^\"{VALUE}]+)\"")
+IN_ATTRIBUTES = re.compile(rf"(?:title|aria-label|placeholder|alt)=\"([^\"{VALUE}]+)\"")
 
 
 def written(path):

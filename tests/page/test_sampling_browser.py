@@ -174,7 +174,7 @@ def test_an_embedding_with_a_control_image_is_tried_and_its_job_speaks_the_reade
     layout.store(
         place / jobs.JOB, {**layout.load_facts(place / jobs.JOB), "state": "failed", "error": failed, "doing": None}
     )
-    box.get_by_text("edges.png 不存在").wait_for()
+    box.locator(".cause", has_text="edges.png 不存在").wait_for()
 
 
 def test_an_original_that_the_page_may_not_read_leaves_no_broken_image(visit, served, tmp_path):

@@ -168,3 +168,73 @@ def test_jobs_that_have_ended_do_not_push_their_images_down(tab):
     assert not cards.locator("pre").first.is_visible()
     cards.get_by_text("Earlier", exact=True).click()
     assert cards.locator(".job").nth(3).is_visible()
+
+
+JOB = {
+    "id": "job-1",
+    "title": "Generate",
+    "about": "",
+    "when": "",
+    "text": "",
+    "log": "",
+    "problems": [],
+    "warnings": [],
+}
+JOB |= {"state": "running", "error": "", "done": 0, "total": 9, "bytes": False}
+
+
+def test_stop_is_reached_and_pressed_by_keys_while_the_job_reports(tab):
+    """Each report put a new button in place of the one that had the focus."""
+    answers = {"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "command_list": {"jobs": [JOB]}}
+    answers["command_stop"] = {}
+    page = tab(answers)
+    card = page.locator(".sampling .jobs").first.locator(".job")
+    focused = "document.activeElement.dataset.stop ?? document.activeElement.dataset.state"
+    stop = card.get_by_role("button", name="Stop")
+    stop.focus()
+    for done, log in ((1, ""), (2, "a line"), (3, "a line\nand another")):
+        answers["command_list"] = {"jobs": [JOB | {"done": done, "log": log}]}
+        card.get_by_text(f"{done} / 9").wait_for()
+        assert page.evaluate(focused) == "job-1" and card.locator("pre").count() == bool(log)
+        assert card.locator(".quiet").count() == card.locator("[role=progressbar]").count() == 1
+    assert card.locator("pre").text_content() == "a line\nand another"
+    answers["command_list"] = {"jobs": [JOB | {"state": "stopping"}]}
+    page.keyboard.press("Enter")
+    card.get_by_role("button", name="End now").wait_for()
+    assert page.evaluate(focused) == "stopping"  # a second press of the key may not end the process at once
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "End now"
+    answers["command_list"] = {"jobs": [JOB | {"state": "stopped"}]}
+    page.wait_for_function(f"({focused}) === 'stopped'")
+
+
+def test_what_becomes_of_a_job_is_said_to_screen_readers(tab):
+    answers = {"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "command_list": {"jobs": [JOB]}}
+    page = tab(answers)
+    said = page.locator(".sampling [role=status]", has_text="Generate:").first
+    said.get_by_text("Running").wait_for(state="attached")
+    answers["command_list"] = {"jobs": [JOB | {"state": "failed", "error": "There is no such file."}]}
+    said.get_by_text("Failed").wait_for(state="attached")
+    assert said.text_content().strip() == "Generate: Failed There is no such file."
+
+
+def test_a_button_that_waits_for_its_answer_has_the_focus_again_after_it(tab):
+    """A browser takes the focus from a button that is disabled; it began at the top of the page again."""
+    answers = {"sampling_choices": {"models": [FORM, RUN], "sheets": []}, "command_list": {"jobs": []}}
+    page = tab(answers)
+    held, button = [], page.get_by_role("button", name="Generate", exact=True)
+    page.route("**/own/sampling_begin", lambda route: held.append(route))
+    for elsewhere in (False, True):
+        held.clear()
+        button.focus()
+        page.keyboard.press("Enter")
+        wait_for(lambda: page.wait_for_timeout(20) or held, 30)
+        page.wait_for_function("document.activeElement === document.body")
+        if elsewhere:
+            page.locator("#sampling-width").focus()
+        held[0].fulfill(json={"job": JOB})
+        page.wait_for_function(
+            "text => [...document.querySelectorAll('.go')].some((e) => e.textContent === text && !e.disabled)",
+            arg="Generate",
+        )
+        page.wait_for_function(f"document.activeElement.textContent === '{'' if elsewhere else 'Generate'}'")

@@ -73,7 +73,7 @@ class Compile:
     # Why: docs/decisions/2026-11-20-three-compile-scopes.md
     compile_scope: Literal["blocks", "model", "inner"] = opt(
         "blocks",
-        "blocks compiles quickest; model: one large graph; inner: without checkpointing inside.",
+        "Blocks compile quickest. Whole model: one large graph. Inside blocks: no checkpointing.",
         label="Scope",
         words={"model": "Whole model", "inner": "Inside blocks"},
         advanced=True,

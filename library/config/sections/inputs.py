@@ -205,7 +205,7 @@ class Data:
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = opt(
         None,
-        "How images are resized. Empty: area for shrinking, Lanczos for enlarging.",
+        "How images are resized. Not set: area for shrinking, Lanczos for enlarging.",
         label="Resize method",
         advanced=True,
     )
@@ -217,7 +217,7 @@ class Data:
     )
     transparent_background: Literal["white", "black", "gray"] | None = opt(
         None,
-        "The colour behind transparent areas. Empty: the colours that the file hides there.",
+        "The colour behind transparent areas. Not set: the colours that the file hides there.",
         label="Background of transparent images",
         advanced=True,
     )

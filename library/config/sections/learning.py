@@ -324,7 +324,7 @@ class Steps:
     )
     seed: int | None = opt(
         None,
-        "-1 or empty: random. Same seed, same training; exact if compile_warmup is true or false.",
+        "-1 or empty: random. Same seed, same training; exact unless compiled during first steps.",
         min=-(2**63),
         max=2**64 - 1,
         parse=seed_or_random,

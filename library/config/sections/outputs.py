@@ -32,7 +32,7 @@ class Save:
     )
     output_name: str | None = opt(None, "The name of the output files, without extension.")
     save_precision: Literal["float", "fp16", "bf16"] | None = opt(
-        None, "fp16 or bf16 makes the file half as large as float. Empty: as trained."
+        None, "fp16 or bf16 makes the file half as large as fp32. Not set: as trained."
     )
     save_every_n_epochs: int | None = opt(
         None,
@@ -165,7 +165,7 @@ class FullSave(Save):
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = opt(
         None,
-        "The format of the file or folder. Empty: the format of the base model.",
+        "The format of the file or folder. Not set: the format of the base model.",
         label="File format",
         words={"diffusers": "Diffusers folder", "diffusers_safetensors": "Diffusers folder of .safetensors"},
     )
@@ -272,7 +272,7 @@ class Metadata:
         advanced=True,
     )
     metadata_is_negative_embedding: str | None = opt(
-        None, "true for a negative embedding.", label="Negative embedding", advanced=True
+        None, "Write true for a negative embedding.", label="Negative embedding", advanced=True
     )
 
 
@@ -281,7 +281,9 @@ class Hub:
     """Upload to Hugging Face."""
 
     huggingface_repo_id: str | None = opt(None, "The repository to upload to, as owner/name.", label="Repository")
-    huggingface_repo_type: str | None = opt(None, "model, dataset or space.", label="Repository type", advanced=True)
+    huggingface_repo_type: str | None = opt(
+        None, "What it is: model, dataset or space.", label="Repository type", advanced=True
+    )
     huggingface_path_in_repo: str | None = opt(
         None, "The folder inside the repository. Empty: its top level.", label="Path in repository"
     )
@@ -292,7 +294,7 @@ class Hub:
         kind="secret",
     )
     huggingface_repo_visibility: str | None = opt(
-        None, "public makes the repository public. Empty: private.", label="Visibility"
+        None, "Who sees the repository: public or private. Empty: private.", label="Visibility"
     )
     save_state_to_huggingface: bool = opt(False, "Upload saved states too.", label="Upload states")
     async_upload: bool = opt(False, "Upload in the background, during the training.", label="Upload in the background")
@@ -330,7 +332,7 @@ class Log:
 
     logging_dir: str | None = opt(None, "The folder for TensorBoard logs.", kind="folder", label="Log folder")
     log_with: Literal["tensorboard", "wandb", "all"] | None = opt(
-        None, "The tracker of the training. Empty: TensorBoard, if a log folder is set."
+        None, "The tracker of the training. Not set: TensorBoard, if a log folder is set."
     )
     log_prefix: str | None = opt(None, "The prefix of the log folder's name.", advanced=True)
     log_tracker_name: str | None = opt(None, "The project name in the tracker.", label="Project name", advanced=True)
@@ -348,7 +350,7 @@ class Log:
         kind="secret",
     )
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = opt(
-        None, "The level of the log messages. Empty: INFO.", label="Log level", advanced=True
+        None, "The level of the log messages. Not set: info.", label="Log level", advanced=True
     )
     console_log_file: str | None = opt(
         None, "Print to this file instead of the console.", label="Log file", kind="file", advanced=True

@@ -102,7 +102,7 @@ class Sampling(Sample):
     )
     sample_attention: Literal["auto", "cudnn", "flash", "efficient", "math", "flash3", "flash4", "sage"] = opt(
         "auto",
-        "The attention kernel of sample images. auto: as in training. sage: needs SageAttention.",
+        "The attention kernel of sample images. auto: as in training. SageAttention is a package.",
         label="Attention for samples",
         advanced=True,
     )

@@ -97,7 +97,7 @@ class FluxModel(sections.Model):
     )
     model_type: Literal["flux", "krea", "kontext", "fill", "chroma"] = opt(
         "flux",
-        "The kind of the base model. flux: FLUX.1 dev, schnell and models made from them.",
+        "The kind of the base model. Models made from FLUX.1 dev or schnell count as these.",
         words={name: variant.title for name, variant in FLUX_VARIANTS.items()} | {"flux": "FLUX.1 dev, schnell"},
     )
 

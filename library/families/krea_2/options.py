@@ -41,7 +41,7 @@ class Krea2Model(sections.Model):
     text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-4B", "qwen3vl_4b_bf16.safetensors")
     model_version: Literal["raw", "turbo"] | None = opt(
         None,
-        "Their files look the same; train on Raw. Empty: Raw, unless a name says Turbo.",
+        "Their files look the same; train on Raw. Not set: Raw, unless a name says Turbo.",
         words={"raw": "Krea 2 Raw", "turbo": "Krea 2 Turbo"},
     )
 

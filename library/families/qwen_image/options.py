@@ -45,7 +45,7 @@ class QwenModel(sections.Model):
     text_encoder: str | None = sections.text_encoder_file("Qwen2.5-VL", "qwen_2.5_vl_7b.safetensors")
     model_version: Literal["original", "edit", "edit-2509", "edit-2511", "layered"] | None = opt(
         None,
-        "original is Qwen-Image and Qwen-Image-2512; edit and the others see reference images.",
+        "Qwen-Image and Qwen-Image-2512 (original) see no images; others see reference images.",
         words={name: variant.title for name, variant in QWEN_VARIANTS.items()}
         | {"original": "Qwen-Image, Qwen-Image-2512", "layered": "Qwen-Image-Layered"},
     )

@@ -39,7 +39,7 @@ class Qwen21Model(sections.Model):
     text_encoder: str | None = sections.text_encoder_file("Qwen3-VL-8B", "qwen3vl_8b_bf16.safetensors")
     model_version: Literal["base", "turbo"] | None = opt(
         None,
-        "Their files look the same; base takes 40 steps. Empty: base, unless a name says Turbo.",
+        "Their files look the same; base takes 40 steps. Not set: base, unless a name says Turbo.",
         words={"base": "Qwen-Image-2.1 base", "turbo": "Qwen-Image-2.1 Turbo"},
     )
 

@@ -38,7 +38,7 @@ class ZImageModel(sections.Model):
     text_encoder: str | None = sections.text_encoder_file("Qwen3-4B", "qwen_3_4b.safetensors")
     model_version: Literal["base", "turbo"] | None = opt(
         None,
-        "Their files look the same; De-Turbo is base. Empty: base, unless a name says Turbo.",
+        "Their files look the same; De-Turbo is base. Not set: base, unless a name says Turbo.",
     )
 
     others: ClassVar[Mapping[str, str]] = OTHER_ZIMAGE_FILES
