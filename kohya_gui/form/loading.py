@@ -13,7 +13,7 @@ from library import importers
 from library.config.building import working_fix
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import read_outside_text
+from library.config.outside_files import read_settings_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.importers import Imported
@@ -70,7 +70,7 @@ def load_into_form(
 def _source_of(path: Path, imported: Imported) -> str:
     """The text of a file of this trainer, whose comments are kept when the form is saved; without tokens."""
     is_ours = path.suffix.lower() == ".toml" and imported.program == importers.FLAT
-    return to_commented_toml(read_outside_text(path), imported.config) if is_ours else ""
+    return to_commented_toml(read_settings_text(path).text, imported.config) if is_ours else ""
 
 
 def config_problems(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.outside_files import parse_toml, read_outside_text
+from library.config.outside_files import parse_toml, read_settings_text
 from library.config.problems import ConfigError, Message, MessageLike, option_values
 from library.config.values import quoted, split_words
 from library.importers import musubi
@@ -58,7 +58,8 @@ def is_command(text: str) -> bool:
 def read_command(path: Path) -> TrainingCommand:
     """Return the training that a script of a shell starts; the first if there are several. Raises ConfigError if there
     is none, and for those of unsupported models and other programs."""
-    text = read_outside_text(path, MAX_COMMAND_BYTES)
+    file = read_settings_text(path, MAX_COMMAND_BYTES)
+    text = file.text
     variables = _read_variables(text)
     commands = []
     for words in _lines_of_words(text):
@@ -74,6 +75,7 @@ def read_command(path: Path) -> TrainingCommand:
         template = "{path} has no command that starts a training: a script such as {script} with its --flags"
         raise ConfigError(template, path=path, script="sdxl_train_network.py")
     words, at = commands[0]
+    file.refuse_unclear(words, path)
     notes: list[MessageLike] = []
     if len(commands) > 1:
         template = "several commands in this file train; only the first is imported ({script})"

@@ -8,7 +8,7 @@ from typing import Any
 
 from library.config.commented_toml import comments_on_top
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import load_json, load_toml, load_yaml, read_outside_text
+from library.config.outside_files import load_json, load_toml, load_yaml, read_settings_text
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
@@ -158,7 +158,7 @@ def script_in_name(path: Path, configs: Configs) -> str:
     ""."""
     if path.suffix.lower() != ".toml":
         return ""
-    comments = "\n".join(comments_on_top(read_outside_text(path)))
+    comments = "\n".join(comments_on_top(read_settings_text(path).text))
     named_scripts = re.findall(r"(?:sd-scripts/|kohya train )(\w+)", comments)
     in_name = [script for script in sorted(configs, key=len, reverse=True) if _is_named(script, path.stem, configs)]
     return next((script for script in [*named_scripts, *in_name] if script in configs), "")
@@ -186,7 +186,7 @@ def parse_file(path: Path) -> JsonObject:
         return command_line.read_command(path).flags
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
-    if not read_outside_text(path).strip():
+    if not read_settings_text(path).text.strip():
         raise ConfigError("{path} is empty", path=path)
     content = simpletuner.unwrapped(load_json(path)) if suffix == ".json" else load_yaml(path)
     if isinstance(content, list):
