@@ -42,7 +42,7 @@ def load_into_form(
         return _data_alone(form, data, submission, path.name, roots)
     imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
     base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
-    launch = form.shown_launch(importers.read_launch_settings(base))
+    launch = form.shown_launch({**importers.read_launch_settings(base), **imported.launch})
     config = imported.config
     problems = config_problems(form, imported, roots, {**submission.launch, **launch})
     sentence = Message(
