@@ -1,6 +1,7 @@
 """Loading a config file into a form: its values, its problems, and its sample prompts."""
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from kohya_gui.form import imported_data, messages, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.form.mistakes import find_mistakes
+from kohya_gui.server import paths
 from library import importers
 from library.config.building import working_fix
 from library.config.commented_toml import to_commented_toml
@@ -45,6 +47,7 @@ def load_into_form(
     launch = form.shown_launch({**importers.read_launch_settings(base), **imported.launch})
     config = imported.config
     problems = config_problems(form, imported, roots, {**submission.launch, **launch})
+    problems = [_with_place_beside(problem, imported, path.parent, roots) for problem in problems]
     sentence = Message(
         template,
         name=path.name,
@@ -88,6 +91,23 @@ def config_problems(
     filled = Submission(config.family, form.shown(config.family, option_values(config)), launch)
     in_form, _ = find_mistakes(form, filled, roots)
     return [*of_file, *(problem for problem in in_form if problem.option not in named)]
+
+
+def _with_place_beside(problem: Problem, imported: Imported, folder: Path, roots: Sequence[Path]) -> Problem:
+    """The problem of a relative path that is wrong here, with the path beside the config if there is one."""
+    option = options_of(type(imported.config)).get(problem.option)
+    text = str(option_values(imported.config).get(problem.option) or "")
+    if problem.fix or not option or option.kind not in ("file", "folder") or not text or os.path.isabs(text):
+        return problem
+    try:
+        beside = paths.allowed_path(str(folder / text), roots, problem.option)
+    except ConfigError:
+        return problem
+    if not beside.exists():
+        return problem
+    template = ": {text} is relative to {folder}, where the page was started; beside the config there is {path}"
+    facts = {"text": text, "folder": Path.cwd(), "path": beside}
+    return Problem(problem.option, template, fix={problem.option: str(beside)}, **facts)
 
 
 def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:

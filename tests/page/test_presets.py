@@ -290,3 +290,13 @@ def test_a_command_fills_in_how_it_is_launched(tmp_path):
     assert json.loads(loaded(path)["fill"])["launch"] == {"num_processes": "2", "gpu_ids": "0,2"}
     path.write_text("accelerate launch sdxl_train_network.py --network_dim 4")
     assert json.loads(loaded(path)["fill"])["launch"] == {}
+
+
+def test_a_relative_path_beside_the_config_is_offered(tmp_path):
+    (tmp_path / "images").mkdir()
+    path = tmp_path / "a.toml"
+    path.write_text('train_data_dir = "images"\noutput_dir = "out"\nreg_data_dir = "../elsewhere"\n')
+    message = html.unescape(loaded(path)["message"])
+    assert f"beside the config there is {tmp_path / 'images'}" in message
+    assert f'data-fix="{json.dumps({"train_data_dir": str(tmp_path / "images")})}"' in message
+    assert "../elsewhere is relative to" in message and "beside the config there is" not in message.split("Regul")[-1]
