@@ -39,6 +39,7 @@ class SettingsText(NamedTuple):
 
 def settings_text(data: bytes, path: str | Path) -> SettingsText:
     """Return the text of a file of settings. Raises ConfigError if it is none in UTF-8, UTF-16 or a code page."""
+    data = _unmarked_utf_16(data[:4096]) + data
     try:
         return SettingsText(with_line_feeds(decode_text(data)))
     except UnicodeError:
@@ -67,20 +68,20 @@ def with_line_feeds(text: str) -> str:
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a file's bytes as UTF-8, or as UTF-16, which Windows' editor marks and some programs do not.
+    """Decode a file's bytes as UTF-8, or as UTF-16 marked by Windows' editor.
 
-    Raises UnicodeDecodeError, also for NUL.
+    Raises UnicodeDecodeError, also for NUL, which unmarked UTF-16 contains.
     """
-    encoding = "utf-16" if data.startswith(UTF_16) else _unmarked_utf_16(data[:4096]) or "utf-8-sig"
+    encoding = "utf-16" if data.startswith(UTF_16) else "utf-8-sig"
     text = data.decode(encoding)
     if (at := text.find("\0")) >= 0:
         raise UnicodeDecodeError(encoding, data, at, at + 1, "NUL is not text")
     return text
 
 
-def _unmarked_utf_16(beginning: bytes) -> str:
-    """Return the kind of UTF-16 if one byte of many pairs is zero, as of letters in ASCII, and the other of none."""
+def _unmarked_utf_16(beginning: bytes) -> bytes:
+    """Return the mark that UTF-16 lacks: of ASCII, one byte of many pairs is zero, and the other one never."""
     first, second = beginning[::2].count(0), beginning[1::2].count(0)
-    if first and second:
-        return ""
-    return ("utf-16-be" if first else "utf-16-le") if max(first, second) > len(beginning) // 8 else ""
+    if beginning.startswith(UTF_16) or (first and second) or max(first, second) <= len(beginning) // 8:
+        return b""
+    return codecs.BOM_UTF16_BE if first else codecs.BOM_UTF16_LE
