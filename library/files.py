@@ -145,15 +145,15 @@ def json_text(value: Any, **options: Any) -> str:
     return json.dumps(value, **options) if SURROGATES.search(text) else text
 
 
-def clean_up(folder: str | Path, is_ours: Callable[[str], object]) -> None:
-    """Delete what killed writers have left in a folder; `is_ours` selects names."""
+def clean_up(folder: str | Path, is_ours: Callable[[str], object], least_age: float = 0) -> None:
+    """Delete what killed writers have left in a folder `least_age` seconds ago or before; `is_ours` selects names."""
     # If a writer was killed between the two renames of a folder, give the folder its name: its new content is complete.
     with contextlib.suppress(OSError):
         candidates = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
         leftovers = [
             (path, match)
             for path, match in candidates
-            if match and is_ours(match["stem"] + (match["suffix"] or "")) and _is_left(path, match)
+            if match and is_ours(match["stem"] + (match["suffix"] or "")) and _is_left(path, match, least_age)
         ]
         for path, match in leftovers:
             final = path.with_name(match["stem"])
@@ -178,14 +178,15 @@ def _mark() -> str:
     return f"{os.getpid()}-{HOST_MARK}{secrets.token_hex(4)}"
 
 
-def _is_left(path: Path, mark: re.Match[str]) -> bool:
+def _is_left(path: Path, mark: re.Match[str], least_age: float) -> bool:
     """Return whether the writing process is gone. Files of other computers count by their age."""
     import psutil
 
     try:
         written = path.stat().st_mtime
-        if mark["here"] != HOST_MARK:
-            return time.time() - written > DAY
+        age = time.time() - written
+        if age < least_age or mark["here"] != HOST_MARK:
+            return age > max(least_age, DAY)
         writer = psutil.Process(int(mark["pid"]))
         # A writer that began after its file was written has got the id of another process; clocks differ by up to 2 s.
         return writer.create_time() > written + 2 or writer.status() == psutil.STATUS_ZOMBIE
@@ -228,6 +229,14 @@ def need_space(path: str | Path, size: int) -> None:
             bytes=size_text(size),
             free=size_text(free),
         )
+
+
+def make_space(path: Path, size: int) -> None:
+    """Delete what killed writers of `path`, and a day ago of others like it, have left; then like `need_space`."""
+    clean_up(path.parent, path.name.__eq__)
+    # A container of the same host name may be writing others right now.
+    clean_up(path.parent, lambda name: name.endswith(path.suffix), least_age=DAY)
+    need_space(path, size)
 
 
 class UnwritableError(ConfigError):

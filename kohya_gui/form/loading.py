@@ -1,6 +1,7 @@
 """Loading a config file into a form: its values, its problems, and its sample prompts."""
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,11 +10,12 @@ from pathlib import Path
 from kohya_gui.form import imported_data, messages, presets, start_preset
 from kohya_gui.form.form import SettingsForm, Submission
 from kohya_gui.form.mistakes import find_mistakes
+from kohya_gui.server import paths
 from library import importers
 from library.config.building import working_fix
 from library.config.commented_toml import to_commented_toml
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import read_outside_text
+from library.config.outside_files import read_settings_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, ngettext
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.importers import Imported
@@ -42,9 +44,10 @@ def load_into_form(
         return _data_alone(form, data, submission, path.name, roots)
     imported = _with_data(presets.import_fitting(path, form.configs, submission.family, roots), roots)
     base = {key: value for key, value in presets.base(path, roots).items() if key not in keys.ENVIRONMENT}
-    launch = form.shown_launch(importers.read_launch_settings(base))
+    launch = form.shown_launch({**importers.read_launch_settings(base), **imported.launch})
     config = imported.config
     problems = config_problems(form, imported, roots, {**submission.launch, **launch})
+    problems = [_with_place_beside(problem, imported, path.parent, roots) for problem in problems]
     sentence = Message(
         template,
         name=path.name,
@@ -70,7 +73,7 @@ def load_into_form(
 def _source_of(path: Path, imported: Imported) -> str:
     """The text of a file of this trainer, whose comments are kept when the form is saved; without tokens."""
     is_ours = path.suffix.lower() == ".toml" and imported.program == importers.FLAT
-    return to_commented_toml(read_outside_text(path), imported.config) if is_ours else ""
+    return to_commented_toml(read_settings_text(path).text, imported.config) if is_ours else ""
 
 
 def config_problems(
@@ -88,6 +91,23 @@ def config_problems(
     filled = Submission(config.family, form.shown(config.family, option_values(config)), launch)
     in_form, _ = find_mistakes(form, filled, roots)
     return [*of_file, *(problem for problem in in_form if problem.option not in named)]
+
+
+def _with_place_beside(problem: Problem, imported: Imported, folder: Path, roots: Sequence[Path]) -> Problem:
+    """The problem of a relative path that is wrong here, with the path beside the config if there is one."""
+    option = options_of(type(imported.config)).get(problem.option)
+    text = str(option_values(imported.config).get(problem.option) or "")
+    if problem.fix or not option or option.kind not in ("file", "folder") or not text or os.path.isabs(text):
+        return problem
+    try:
+        beside = paths.allowed_path(str(folder / text), roots, problem.option)
+    except ConfigError:
+        return problem
+    if not beside.exists():
+        return problem
+    template = ": {text} is relative to {folder}, where the page was started; beside the config there is {path}"
+    facts = {"text": text, "folder": Path.cwd(), "path": beside}
+    return Problem(problem.option, template, fix={problem.option: str(beside)}, **facts)
 
 
 def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:

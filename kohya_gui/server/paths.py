@@ -38,6 +38,11 @@ PLACES = (
     *(f"{letter}:\\" for letter in "DEFGHIJKLMNOPQRSTUVWXYZ"),
 )
 
+RELATIVE = (
+    ": {text} is relative to {folder}, where the page was started, and there it is outside the folders that the page "
+    "may use; write the whole path"
+)
+
 
 def find_roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
     """The folders that files may be in: the user's home, the current folder unless it holds the home, those given at
@@ -77,7 +82,10 @@ def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: b
     # The innermost of several: a named root may be in a hidden folder of another.
     innermost = max((root for root in roots if path.is_relative_to(root)), key=lambda r: len(r.parts), default=None)
     if innermost is None:
-        raise ConfigError(outside_roots(what, path, roots, is_new or what in named_paths.CREATED_BY_TRAINING))
+        problem = outside_roots(what, path, roots, is_new or what in named_paths.CREATED_BY_TRAINING)
+        if not os.path.isabs(os.path.expanduser(text)) and not allowed_folders.asked_folder(problem):
+            problem = Problem(what, RELATIVE, text=text, folder=Path.cwd(), code=problem.code)
+        raise ConfigError(problem)
     below = path.relative_to(innermost)
     if any(len(os.fsencode(part)) > 255 for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))

@@ -15,7 +15,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report, counted, option_name
 from library.families.shared import weights
 from library.families.shared.raw_header import header_metadata
-from library.files import need_space, write_atomic
+from library.files import make_space, write_atomic
 
 Metadata = dict[str, str]
 TypeChoice = Callable[[str, Tensor], torch.dtype]
@@ -229,5 +229,5 @@ class FilePlan:
 
     def write_new(self, out: Path, metadata: Mapping[str, str], report: Report = silent) -> Path:
         """Write the file at `out`, which must be new; a failure leaves nothing behind."""
-        need_space(out, self.size)
+        make_space(Path(out), self.size)
         return write_atomic(fresh(out), lambda temporary: self.write(temporary, metadata, report))

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from library import families, methods
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
@@ -182,12 +182,22 @@ def _attach_empty_method(config: RunConfig) -> methods.TrainingMethod:
 
 def _state_mismatches(folder: Path, method: methods.TrainingMethod, config: RunConfig) -> Iterator[Problem]:
     """Yield mismatches of a state: other networks, or another optimizer."""
-    changes = resume_check.shaping_changes(folder, config)
+    changes, advice = resume_check.shaping_changes(folder, config), _advice_on_blocks(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in method.snapshot().items()}
-    if problem := snapshot.differing_tensors(shapes, weights.header(folder / WEIGHTS), changes):
+    if problem := snapshot.differing_tensors(shapes, weights.header(folder / WEIGHTS), changes, advice):
         yield problem
         return
     with contextlib.suppress(ConfigError):  # damaged files are reported elsewhere
         saved, now = resume_check.saved_groups(folder), resume_check.group_sizes(method.groups())
-        if problem := resume_check.other_groups(saved, now, changes):
+        if problem := resume_check.other_groups(saved, now, changes, advice):
             yield problem
+
+
+def _advice_on_blocks(config: RunConfig) -> Message:
+    """Return what to do about a state of a config that shapes the same networks: version 0.3.0 read an empty list of
+    blocks as all of them."""
+    empty = network_args.empty_block_lists(config) if isinstance(config, AdapterRun) else []
+    if not empty:
+        return resume_check.ADVICE
+    template = "if an older version saved it, write {all} in network_args, as an empty list was all blocks there"
+    return Message(template, all=" ".join(f"{name}=all" for name in empty))

@@ -5,7 +5,6 @@ A file has [general], [[datasets]] and [[datasets.subsets]]. A subset's missing 
 """
 
 import math
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from library.config.building import Layer, read_section
 from library.config.dataset_rules import PRESERVES_BASE, dataset_problems, wrong
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json, load_toml
+from library.config.places import real_place
 from library.config.problems import ConfigError, Problem, raise_if_any
 from library.config.reading import (
     MAX_SIDE,
@@ -290,7 +290,7 @@ def _read_datasets_of_table(
         if not (place := subset.metadata_file or subset.image_dir):
             continue
         # A folder listed twice in one dataset counts once, as in sd-scripts, however it is spelled.
-        key = os.path.normcase(os.path.realpath(place))
+        key = real_place(place)
         if key in subsets and subsets[key].num_repeats:
             repeated.append(place)
         else:  # one that is never trained does not count

@@ -5,7 +5,6 @@ and limits on size, depth and the length of names and numbers keep any parser wi
 ConfigError that names the file.
 """
 
-import codecs
 import contextlib
 import json
 import os
@@ -13,13 +12,14 @@ import re
 import stat
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
 from library.config.json_types import JsonObject
+from library.config.outside_text import NO_TEXT, SettingsText, decode_text, settings_text, with_line_feeds
 from library.config.problems import ConfigError, Message, Problem
 
 # Maximum bytes by kind of file; real files have a hundredth of it.
@@ -33,7 +33,6 @@ LONGEST_NAME = 5000  # maximum characters of a key; image lists have paths as ke
 LONGEST_NUMBER = 40  # maximum digits
 YAML_TIMEOUT = 10.0  # time limit in seconds for parsing YAML
 
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Lone surrogates, which JSON can contain. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
 _LONE = re.compile(r"[\ud800-\udfff]")
 _HALF = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
@@ -113,33 +112,39 @@ def read_outside_text(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> 
     text.
     """
     try:
-        text = decode_text(read_bytes(path, max_bytes))
+        return with_line_feeds(decode_text(read_bytes(path, max_bytes)))
     except UnicodeError:
-        raise ConfigError("{path} is not a text file in UTF-8: save it with that encoding", path=path) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        raise ConfigError(NO_TEXT, path=path) from None
 
 
-def decode_text(data: bytes) -> str:
-    """Decode a file's bytes as UTF-8, or as UTF-16 marked by Windows' editor.
-
-    Raises UnicodeDecodeError, also for NUL, which unmarked UTF-16 contains.
+def read_settings_text(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> SettingsText:
+    """Return the text of a file like `read_outside_text`, also in a code page of Windows, of which only ASCII is
+    certain unless a batch file chooses it.
     """
-    encoding = "utf-16" if data.startswith(UTF_16) else "utf-8-sig"
-    text = data.decode(encoding)
-    if (at := text.find("\0")) >= 0:
-        raise UnicodeDecodeError(encoding, data, at, at + 1, "NUL is not text")
-    return text
+    return settings_text(read_bytes(path, max_bytes), path)
 
 
 # ---- files as tables
 
 
 def load_toml(path: str | Path) -> JsonObject:
-    return parse_toml(read_outside_text(path), path)
+    return _load(path, parse_toml, MAX_SETTINGS_BYTES)
 
 
 def load_json(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
-    return parse_json(read_outside_text(path, max_bytes), path)
+    return _load(path, parse_json, max_bytes)
+
+
+def _load(path: str | Path, parse: Callable[[str, str | Path], Any], max_bytes: int) -> Any:
+    settings = read_settings_text(path, max_bytes)
+    try:
+        values = parse(settings.text, path)
+    except ConfigError:
+        if settings.is_certain:
+            raise
+        raise ConfigError(NO_TEXT, path=path) from None  # in Shift-JIS, half of a letter may be a backslash
+    settings.refuse_unclear(values, path)
+    return values
 
 
 def table_of(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> JsonObject:
@@ -154,7 +159,7 @@ def table_of(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> JsonObjec
 
 
 def load_yaml(path: str | Path) -> Any:
-    return parse_yaml(read_outside_text(path, YAML), path)
+    return _load(path, parse_yaml, YAML)
 
 
 def parse_toml(text: str, path: str | Path) -> JsonObject:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from library.config.places import same_place
 from library.config.problems import ConfigError, Message, Report, counted
 from library.curation import similar_images, trash
 from library.curation.collection import ImageCollection, Picture
@@ -228,7 +229,7 @@ def bring(collection: ImageCollection, source: Path, repeats: int, words: str, r
     changeable(collection)
     name = folder_name(repeats, words)
     target = collection.root / name
-    if source.resolve() == target.resolve():
+    if same_place(source, target):
         raise ConfigError("{source} is that folder already", source=source)
     images = [source / image for image in folders.list_folder(source).images]
     if not images:

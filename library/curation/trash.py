@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.places import real_place
 from library.config.problems import ConfigError, Message, Report
 from library.data.threads import spread
 from library.files import clean_up, clear_errors, move, need_space, remove, write_atomic
@@ -113,7 +114,7 @@ class Change:
                 raise ConfigError("{new} is there already: nothing was moved", new=new)
             if not os.path.lexists(old):
                 raise ConfigError("{old} is gone: open the folder again", old=old)
-        if len({os.path.normcase(new) for _, new in pairs}) < len(pairs):
+        if len({real_place(new) for _, new in pairs}) < len(pairs):
             raise ConfigError("two files would get the same name: nothing was moved")
         self._journal({"move": self._name(old), "to": self._name(new)} for old, new in pairs)
         for old, new in pairs:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from library.config.dataset import SubsetConfig
-from library.config.outside_files import CAPTION, decode_text, read_bytes
+from library.config.outside_files import CAPTION, read_bytes
+from library.config.outside_text import decode_text
 from library.config.problems import Message, Problem, counted, ngettext
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from library.config.dataset import SubsetConfig
+from library.config.places import real_place
 from library.config.problems import Problem, counted
 from library.config.run_config import ControlUse
 from library.data.buckets import BucketFit, Buckets, Size
-from library.data.folders import MASK_LABEL, Listing, about_images, real_place, some, some_files
+from library.data.folders import MASK_LABEL, Listing, about_images, some, some_files
 from library.data.images import ControlImage, Image
 from library.data.pixels import header_size
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from library.config.dataset import DatasetConfig, drafted
+from library.config.places import real_place
 from library.config.problems import Problem, Report, counted, raise_if_any
 from library.config.run_config import RunConfig
 from library.data import folder_problems, folders, held_out
@@ -97,10 +98,8 @@ def _why_none(config: RunConfig, datasets: tuple[DatasetConfig, ...], validation
 def _learned_as_regular(config: RunConfig, datasets: tuple[DatasetConfig, ...]) -> Iterator[Problem]:
     """Yield folders whose images are both training and regularisation images."""
     subsets = [subset for dataset in datasets for subset in dataset.subsets if subset.image_dir and subset.num_repeats]
-    learned = {folders.real_place(subset.image_dir or "") for subset in subsets if not subset.is_reg}
-    regular = dict.fromkeys(
-        s.image_dir for s in subsets if s.is_reg and folders.real_place(s.image_dir or "") in learned
-    )
+    learned = {real_place(subset.image_dir or "") for subset in subsets if not subset.is_reg}
+    regular = dict.fromkeys(s.image_dir for s in subsets if s.is_reg and real_place(s.image_dir or "") in learned)
     if regular:
         yield Problem(
             "is_reg" if config.data.dataset_config else "reg_data_dir",

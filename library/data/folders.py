@@ -185,15 +185,6 @@ def folders_to_train(parent: Path, repeats: int) -> list[Concept]:
     return [Concept(parent, repeats, "")] if has_flat_images(parent) else concepts(parent)
 
 
-def same_place(first: str | Path, second: str | Path) -> bool:
-    return real_place(first) == real_place(second)
-
-
-def real_place(path: str | Path) -> str:
-    # On Windows two spellings of a path may differ in case and slashes, which normcase makes the same.
-    return os.path.normcase(os.path.realpath(path))
-
-
 def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
     """Return the first names for a message: a, b, c and 7 more."""
     shown = ", ".join(str(name) for name in names[:max_names])

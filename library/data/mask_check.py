@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from library.config.places import same_place
 from library.config.problems import ConfigError, Message, Problem, Report, counted
 from library.config.run_config import RunConfig
 from library.data import pixels
-from library.data.folders import about_images, same_place, some_files
+from library.data.folders import about_images, some_files
 from library.data.images import Image
 from library.data.survey import Survey
 from library.data.threads import spread

@@ -22,6 +22,7 @@ from library.data.orientation import orientation
 from library.data.pixels import check_file, has_transparency, hides_colours
 from library.data.survey import Survey
 from library.data.threads import spread
+from library.data.uniform import remark_uniform
 from library.files import LONGEST_NAME
 
 MAX_WHOLE_IMAGES = 500  # images that are read as a whole while somebody fills in a form
@@ -73,6 +74,7 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
         *notes,
         *_about_captions(config, survey),
         *_about_images(images),
+        *(remark_uniform(images) if not quick or len(images) <= MAX_WHOLE_IMAGES else ()),
         *_not_utf_8(images),
     ]
     notes += [*overridden(config, survey), *without_effect(config, survey)]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from library.config.dataset import SubsetConfig
+from library.config.places import same_place
 from library.config.problems import ConfigError, Message, Problem, counted
-from library.data import captions, folder_problems, folders, metadata
+from library.data import captions, folder_problems, metadata
 from library.data.buckets import Buckets, Size
 from library.data.caption_files import about_missing, caption_file, read_caption
 from library.data.controls import NUMBERED, controls_of, mask_of
@@ -72,7 +73,7 @@ def _is_trained(subset: SubsetConfig, name: str) -> bool:
     stem, inside = os.path.splitext(name)[0], subset.image_dir or ""
     if not stem.endswith(subset.image_suffix or ""):
         return False
-    shares_folder = any(folders.same_place(folder, inside) for folder in subset.control_directories)
+    shares_folder = any(same_place(folder, inside) for folder in subset.control_directories)
     numbered = NUMBERED.fullmatch(stem)
     stems = (stem, numbered[1]) if numbered else (stem,)
     return not (

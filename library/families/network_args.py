@@ -7,6 +7,7 @@ are reported like those of any other option, all at once and without loading tor
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -307,10 +308,9 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
     elif isinstance(args, NetworkArgs):
         yield from args.notes()
     network = config.network
-    for name, text in network_args_as_text(config).items():
-        if name.strip().endswith(BLOCK_LIST) and not text.strip() and hasattr(args, name.strip()):
-            template = "{name} is empty, so none of these blocks learn, as in sd-scripts; write {all} for all of them"
-            yield Problem("network_args", template, name=name.strip(), all=f"{name.strip()}=all")
+    for name in filter(partial(hasattr, args), empty_block_lists(config)):
+        template = "{name} is empty, so none of these blocks learn, as in sd-scripts; write {all} for all of them"
+        yield Problem("network_args", template, name=name, all=f"{name}=all")
     switches = {
         "loraplus_text_encoder_lr_ratio": "network_train_unet_only",
         "loraplus_unet_lr_ratio": "network_train_text_encoder_only",
@@ -354,6 +354,12 @@ def args_class(config: AdapterRun) -> type[Any] | None:
     if adapter_module:
         return families.load_object(adapter_module.args)
     return LycorisArgs if config.network.module == LYCORIS else None
+
+
+def empty_block_lists(config: AdapterRun) -> list[str]:
+    """Return the arguments that list blocks and are empty."""
+    texts = network_args_as_text(config)
+    return [name.strip() for name, text in texts.items() if name.strip().endswith(BLOCK_LIST) and not text.strip()]
 
 
 def network_args_as_text(config: AdapterRun) -> dict[str, str]:

@@ -1,16 +1,18 @@
 """Read the command that starts a training, as it is pasted from a guide or kept in a script of a shell, as settings."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.outside_files import parse_toml, read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike, option_values
+from library.config.outside_files import parse_toml, read_settings_text
+from library.config.problems import ConfigError, Message, MessageLike, option_name, option_values
 from library.config.values import quoted, split_words
 from library.importers import musubi
-from library.importers.kohya_launch import KEYS, PLACE, THREADS
+from library.importers.kohya_launch import KEYS, PLACE, THREADS, read_launch_settings
+from library.importers.lora_scripts_launcher import fill_launcher
 from library.importers.shared import load_tables, other_model_error
 
 # What guides write, which changes nothing.
@@ -42,6 +44,7 @@ class TrainingCommand:
     script: str
     flags: JsonObject
     notes: tuple[MessageLike, ...]
+    launch: JsonObject  # values of `Launch`
 
 
 def is_command(text: str) -> bool:
@@ -51,6 +54,8 @@ def is_command(text: str) -> bool:
     try:
         parse_toml(text, "")
     except ConfigError:
+        with contextlib.suppress(ConfigError):  # for a model that is not trained here, which is a command, too
+            text = fill_launcher(text, _read_variables(text))
         return any(_script_at(words) is not None for words in _lines_of_words(text))
     return False
 
@@ -58,11 +63,13 @@ def is_command(text: str) -> bool:
 def read_command(path: Path) -> TrainingCommand:
     """Return the training that a script of a shell starts; the first if there are several. Raises ConfigError if there
     is none, and for those of unsupported models and other programs."""
-    text = read_outside_text(path, MAX_COMMAND_BYTES)
+    file = read_settings_text(path, MAX_COMMAND_BYTES)
+    text = file.text
     variables = _read_variables(text)
+    text = fill_launcher(text, variables)
     commands = []
     for words in _lines_of_words(text):
-        filled = [_fill(word, variables) for word in words]
+        filled = [fill_variables(word, variables) for word in words]
         # A variable alone may be a flag, or nothing at all.
         kept = [word for word, before in zip(filled, words, strict=True) if word or not VARIABLE.fullmatch(before)]
         if (at := _script_at(kept)) is not None:
@@ -74,6 +81,7 @@ def read_command(path: Path) -> TrainingCommand:
         template = "{path} has no command that starts a training: a script such as {script} with its --flags"
         raise ConfigError(template, path=path, script="sdxl_train_network.py")
     words, at = commands[0]
+    file.refuse_unclear(words, path)
     notes: list[MessageLike] = []
     if len(commands) > 1:
         template = "several commands in this file train; only the first is imported ({script})"
@@ -81,11 +89,13 @@ def read_command(path: Path) -> TrainingCommand:
     script, arguments = _stem(words[at]), words[at + 1 :]
     _refuse_others(script, arguments)
     flags = _known_flags(arguments, notes)
-    launcher = {name: flag_value(values) for name, values in flags_of(words[:at]).items()}
+    if stray := [word for word in flags_of(arguments).get("", ()) if not OPEN.search(word)]:
+        notes.append(Message("left out, as it belongs to no --flag: {words}", words=" ".join(stray)))
+    launcher = _known_flags(words[:at], notes)
     if "dit" in flags and "mixed_precision" in launcher:  # musubi-tuner trains in the launcher's where it has none
         flags.setdefault("mixed_precision", launcher["mixed_precision"])
-    _note_launcher(launcher, notes)
-    return TrainingCommand(musubi.our_script(script), flags, tuple(notes))
+    _note_launcher(launcher, flags, notes)
+    return TrainingCommand(musubi.our_script(script), flags, tuple(notes), read_launch_settings(launcher))
 
 
 def flags_of(words: Iterable[str]) -> dict[str, list[str]]:
@@ -141,7 +151,7 @@ def _read_variables(text: str) -> dict[str, str]:
     return {name: values.pop() for name, values in values_by_name.items() if len(values) == 1}
 
 
-def _fill(word: str, variables: Mapping[str, str]) -> str:
+def fill_variables(word: str, variables: Mapping[str, str]) -> str:
     """Put the values of variables in their places, also of those in values."""
     for _ in range(4):
         filled = VARIABLE.sub(
@@ -175,7 +185,7 @@ def _chosen_later(text: str, variables: Mapping[str, str]) -> str:
     for line in CONTINUED.sub(" ", text).splitlines():
         launcher = LAUNCHER.search(line)
         started = re.compile(r"(\$\w+)\s+[\"']?[-$@]").search(line, launcher.end()) if launcher else None
-        if started and OPEN.search(_fill(started[1], variables)):
+        if started and OPEN.search(fill_variables(started[1], variables)):
             return started[1]
     return ""
 
@@ -202,8 +212,6 @@ def _known_flags(arguments: list[str], notes: list[MessageLike]) -> JsonObject:
         lines = [f"--{name} {quoted(word)}" if name and not _stands_alone(word) else word for name, word in unclear]
         template = "left out, as only the script itself knows it when it runs: {values}"
         notes.append(Message(template, values=", ".join(dict.fromkeys(lines))))
-    if stray := [word for word in by_flag.get("", ()) if not OPEN.search(word)]:
-        notes.append(Message("left out, as it belongs to no --flag: {words}", words=" ".join(stray)))
     flags: JsonObject = {}
     for name, words in by_flag.items():
         constant = [word for word in words if not OPEN.search(word)]
@@ -218,9 +226,20 @@ def _stands_alone(word: str) -> bool:
     return bool(re.fullmatch(r"\$\{\w+\[@\]\}|@\w+", word))
 
 
-def _note_launcher(launcher: JsonObject, notes: list[MessageLike]) -> None:
-    """Note the options of `accelerate launch` that say on what the training runs."""
+def _note_launcher(launcher: JsonObject, flags: JsonObject, notes: list[MessageLike]) -> None:
+    """Note the options of `accelerate launch` that say on what the training runs, and a precision that only it has."""
     values = {name: str(value) for name, value in launcher.items() if name in KEYS and value not in USUAL.get(name, ())}
     if values:
         text = Message("`accelerate launch` has {values}: {place}", values=option_values(values), place=Message(PLACE))
         notes.append(text)
+    if launcher.get("multi_gpu") is True and "num_processes" not in launcher:
+        template = "`accelerate launch` has {flag}, which means all GPUs: set {option} to their number"
+        notes.append(Message(template, flag="--multi_gpu", option=option_name("num_processes")))
+    precision = launcher.get("mixed_precision")
+    if (
+        isinstance(precision, str)
+        and precision != "no"
+        and not flags.keys() & {"mixed_precision", "config_file", "model_family"}
+    ):
+        template = "{option} is that of `accelerate launch`, which the script itself does not read: it trains without"
+        notes.append(Message(template, option=option_values({"mixed_precision": precision})))

@@ -8,8 +8,8 @@ from typing import Any
 
 from library.config.commented_toml import comments_on_top
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import load_json, load_toml, load_yaml, read_outside_text
-from library.config.problems import ConfigError, Message, MessageLike
+from library.config.outside_files import load_json, load_toml, load_yaml, read_settings_text
+from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.values import did_you_mean
@@ -28,6 +28,7 @@ from library.importers import (
     onetrainer,
     simpletuner,
     simpletuner_data,
+    simpletuner_env,
 )
 from library.importers.builder import Configs, settle_values
 from library.importers.named_files import MayRead, everything, with_config_file, with_named_files
@@ -50,7 +51,7 @@ IMPORTERS = (
 DATASETS = {musubi: musubi, aitoolkit_data: aitoolkit, diffusion_pipe_data: diffusion_pipe}
 FLAT = flat.TRAINER
 PROGRAMS = (*(reader.TRAINER for reader in IMPORTERS), FLAT)
-SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors", *command_line.SUFFIXES)
+SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors", *command_line.SUFFIXES, simpletuner_env.ENV_SUFFIX)
 
 
 def import_file(
@@ -81,13 +82,21 @@ def import_file(
 def _import_command(path: Path, configs: Configs, script: str, may_read: MayRead) -> Imported:
     """Convert the command in a file, with the settings of the files that it names."""
     command = command_line.read_command(path)
-    settings = with_named_files(with_config_file(command.flags, path, may_read), path, may_read)
+    flags = with_config_file(command.flags, path, may_read)
+    unread = [_unread_config(flags["config_file"])] if "config_file" in flags else []
+    settings = with_named_files({name: flags[name] for name in flags if name != "config_file"}, path, may_read)
     is_known = command.script in configs
     if not (script or is_known or any(reader.recognises(settings) for reader in IMPORTERS)):
         template = "{script}.py is not a script whose flags are read here: those of {programs} are"
         raise ConfigError(template, script=command.script, programs=f"{FLAT}, {musubi.TRAINER}")
     imported = import_content(settings, configs, script or (command.script if is_known else ""))
-    return replace(imported, notes=(*command.notes, *imported.notes))
+    problems = (*unread, *imported.problems)
+    return replace(imported, notes=(*command.notes, *imported.notes), problems=problems, launch=command.launch)
+
+
+def _unread_config(name: object) -> Problem:
+    template = "the command names the settings in {path}, which cannot be read from here: import that one instead"
+    return Problem("", template, path=str(name))
 
 
 def refuse_dataset(settings: JsonMapping, path: Path) -> None:
@@ -158,7 +167,7 @@ def script_in_name(path: Path, configs: Configs) -> str:
     ""."""
     if path.suffix.lower() != ".toml":
         return ""
-    comments = "\n".join(comments_on_top(read_outside_text(path)))
+    comments = "\n".join(comments_on_top(read_settings_text(path).text))
     named_scripts = re.findall(r"(?:sd-scripts/|kohya train )(\w+)", comments)
     in_name = [script for script in sorted(configs, key=len, reverse=True) if _is_named(script, path.stem, configs)]
     return next((script for script in [*named_scripts, *in_name] if script in configs), "")
@@ -184,9 +193,11 @@ def parse_file(path: Path) -> JsonObject:
         return adapter_file.load_header(path)
     if suffix in command_line.SUFFIXES:
         return command_line.read_command(path).flags
+    if simpletuner_env.ENV_SUFFIX in (suffix, path.name.lower()):
+        return simpletuner_env.read_env(path)
     if suffix not in SUFFIXES:
         raise ConfigError("{path} must end in one of {suffixes}", path=path, suffixes=", ".join(SUFFIXES))
-    if not read_outside_text(path).strip():
+    if not read_settings_text(path).text.strip():
         raise ConfigError("{path} is empty", path=path)
     content = simpletuner.unwrapped(load_json(path)) if suffix == ".json" else load_yaml(path)
     if isinstance(content, list):

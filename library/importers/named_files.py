@@ -69,7 +69,7 @@ def _with_simpletuner_files(settings: JsonObject, origin: Origin) -> JsonObject:
     """Include its lists of data sets and prompts, and its settings of LyCORIS."""
     filled = dict(settings)
     for key in ("data_backend_config", "user_prompt_library", "lycoris_config"):
-        name = key if key in settings else f"--{key}"
+        name = next((name for name in settings if simpletuner.current_key(name) == key), key)
         data = _read_named_file(settings, name, origin, ".json")
         if isinstance(data, list if key == "data_backend_config" else dict):
             filled[name] = data

@@ -39,6 +39,7 @@ class Imported:
     problems: tuple[Problem, ...]  # problems to fix before a training, such as rules across options
     texts: Mapping[str, str]  # option -> content of a file that it names
     guess: MessageLike = ""  # why the script is only a guess; "" where the file states it
+    launch: JsonMapping = field(default_factory=dict)  # values of `Launch` that a command states
 
     def with_files(self, paths: Mapping[str, str]) -> "Imported":
         """Return a copy whose options name the files that were written, by option."""

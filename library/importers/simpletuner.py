@@ -40,9 +40,17 @@ OTHER_METHODS = {
 
 def recognises(settings: JsonMapping) -> bool:
     """Return whether this is a file of SimpleTuner."""
-    keys = {key.removeprefix("--") for key in settings}
+    keys = {current_key(key) for key in settings}
     telling = {"data_backend_config", "model_flavour", "lora_rank", "base_model_precision", "model_type"}
     return "model_family" in keys and not telling.isdisjoint(keys)
+
+
+def current_key(key: str) -> str:
+    """Return a key without -- and under its current name; in upper case it is a variable of a config.env."""
+    plain = key.removeprefix("--")
+    if plain.isupper():
+        plain = SIMPLETUNER_TABLES["variables"].get(plain, plain.lower())
+    return SIMPLETUNER_TABLES["old"].get(plain, plain)
 
 
 def unwrapped(content: JsonValue) -> JsonValue:
@@ -91,9 +99,8 @@ def _current_simpletuner_keys(settings: JsonMapping) -> tuple[JsonObject, dict[s
     current: JsonObject = {}
     names: dict[str, str] = {}
     for key, value in settings.items():
-        plain = key.removeprefix("--")
-        new = SIMPLETUNER_TABLES["old"].get(plain, plain)
-        new = plain if new in current else new
+        new = current_key(key)
+        new = key.removeprefix("--") if new in current else new
         current[new] = value
         if new != key:
             names[new] = key

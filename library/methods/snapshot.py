@@ -8,16 +8,21 @@ from torch import Tensor
 from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.methods.sharding import own_part, whole_shape
 
+ADVICE = Message("resume with its own config")
+
 
 def take_values(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in named.items()}
 
 
 def differing_tensors(
-    here: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], changes: Message | None = None
+    here: Mapping[str, tuple[int, ...]],
+    saved: Mapping[str, tuple[int, ...]],
+    changes: Message | None = None,
+    advice: Message = ADVICE,
 ) -> Problem | None:
     """Return the problem if names or shapes of trained and saved tensors differ; `changes` are the options
-    that differ.
+    that differ, and `advice` says what to do where none does.
     """
     what = [
         Message(template, tensors=counted(len(names), "tensor"), layer=min(names))
@@ -35,8 +40,9 @@ def differing_tensors(
     if changes is None:
         return Problem(
             "resume",
-            ": the state was made with other networks than this config describes ({what}); resume with its own config",
+            ": the state was made with other networks than this config describes ({what}); {advice}",
             what=join_messages(what, "; "),
+            advice=advice,
         )
     return Problem(
         "resume",

@@ -13,6 +13,7 @@ from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonValue
+from library.config.places import real_place
 from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
@@ -231,9 +232,9 @@ def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[
     if files:
         template = "base_weights are merged into the model, as in the training: {files}; --set {unset} leaves them out"
         yield Message(template, files=", ".join(files), unset="base_weights=")
-    merged = {Path(file).resolve() for file in files}
+    merged = {real_place(file) for file in files}
     for path in (weighted(text)[0] for text in arguments.lora):
-        if path.resolve() in merged:
+        if real_place(path) in merged:
             yield Message("--lora {file} is among the base_weights, too, so it counts twice", file=path)
 
 

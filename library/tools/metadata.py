@@ -8,7 +8,7 @@ from library.adapter_files import storage
 from library.adapter_files.storage import Metadata, silent
 from library.config.problems import ConfigError, Message, Report, option_name
 from library.families.shared.raw_header import read_raw_header
-from library.files import need_space, write_atomic
+from library.files import make_space, write_atomic
 
 METADATA_PREFIXES = ("ss_", "sshs_", "modelspec.")
 
@@ -56,7 +56,7 @@ def edit(
             )
         changed[key] = str(value)
     table = {name: about for name, about in read_raw_header(path)[0].items() if name != "__metadata__"}
-    need_space(target, path.stat().st_size)
+    make_space(target, path.stat().st_size)
     report(Message("writing"), 0, 1)
     written = write_atomic(target, lambda place: _copy(path, place, storage.header_bytes(table, changed)))
     report(Message("writing"), 1, 1)

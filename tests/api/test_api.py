@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import quote, urlencode
 
 import pytest
 from PIL import Image
@@ -276,3 +277,49 @@ def test_the_docs_are_one_page_without_scripts_or_other_sites(api):
     schema = api.get("/api/v1/openapi.json").json()
     assert all(f'id="{name}"' in page for name in operations(schema))
     assert not re.search(r"<script|<link|src=|https?://|@import", page)
+
+
+STRANGE = (
+    None,
+    True,
+    -1,
+    2**63,
+    1e308,
+    "",
+    "x",
+    "\0",
+    "a\ud800",
+    "../../etc",
+    "{path}",
+    "9" * 5000,
+    [],
+    [[]],
+    {"a": [1]},
+)
+
+
+def ask_strangely(api, operation, places, body):
+    """Send a request whose path, query and body may hold anything that fits into one."""
+    method, path, about = operation
+    queried = {p["name"] for p in about.get("parameters", ()) if p["in"] == "query"}
+    query = urlencode({name: places[name] for name in queried & places.keys()}, doseq=True, errors="surrogatepass")
+    path = re.sub(r"{(\w+)}", lambda match: quote(str(places[match[1]]), "", errors="surrogatepass"), path)
+    content = {} if body is None else {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}
+    return api.request(method.upper(), f"{path}?{query}", **content)
+
+
+@pytest.mark.parametrize("part", ["places", "body"])
+def test_no_value_of_any_operation_breaks_it(api, run, tmp_path, monkeypatch, part):
+    """Each value of a path, a query and a body is replaced by strange ones: the answer is a sentence, or fits."""
+    monkeypatch.setattr(isolated, "check_reading", lambda reading, launch: {"findings": [], "fit": {}, "steps": 9})
+    monkeypatch.setattr(start, "begin_job", lambda job: "the-new-run")
+    known = operations(api.get("/api/v1/openapi.json").json())
+    for name, (places, body) in examples(tmp_path, run).items():
+        sent = {"places": places, "body": body}
+        for key in [*(sent[part] or {})]:
+            for value in STRANGE if name != "stream_events" else ():  # which would stream for so many seconds
+                changed = {**sent, part: {**(sent[part] or {}), key: value}}
+                answer = ask_strangely(api, known[name], **changed)
+                assert answer.status_code < 500, (name, key, value, answer.text)
+                if answer.status_code >= 400:
+                    assert answer.json()["error"] and "Traceback" not in answer.text, (name, key, value)

@@ -158,6 +158,16 @@ def test_a_training_names_only_what_lies_below_the_roots(root):
     assert "start the page with --root FOLDER" in lines[0] and "hidden" in lines[2]
 
 
+@pytest.mark.parametrize("text", ["images", "./images", "../images", "a/../../images"])
+def test_a_relative_path_outside_is_reported_with_the_folder_that_it_is_relative_to(root, monkeypatch, text):
+    elsewhere = root.parent / "started"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(ConfigError) as refused:
+        paths.allowed_path(text, [root], "train_data_dir")
+    assert f"{text} is relative to {elsewhere}, where the page was started" in str(refused.value)
+
+
 def test_the_beginning_of_a_path_is_no_mistake_in_any_case_on_windows(root, monkeypatch):
     begun, of_windows = str(root / "CAT"), ntpath.normcase
     monkeypatch.setattr(typed_paths.os.path, "normcase", posixpath.normcase)

@@ -282,3 +282,21 @@ def test_files_that_a_config_names_are_read_where_the_page_may_look_alone(tmp_pa
         imported = presets.import_config(path, CONFIGS["lora"], "sdxl", [home.resolve()])
         assert ("/cats" in imported.texts.get("dataset_config", "")) == is_read
         assert "cats" in importers.import_file(path, EVERY_SCRIPT).texts["dataset_config"]
+
+
+def test_a_command_fills_in_how_it_is_launched(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text("accelerate launch --num_processes 2 --gpu_ids 0,2 sdxl_train_network.py --network_dim 4")
+    assert json.loads(loaded(path)["fill"])["launch"] == {"num_processes": "2", "gpu_ids": "0,2"}
+    path.write_text("accelerate launch sdxl_train_network.py --network_dim 4")
+    assert json.loads(loaded(path)["fill"])["launch"] == {}
+
+
+def test_a_relative_path_beside_the_config_is_offered(tmp_path):
+    (tmp_path / "images").mkdir()
+    path = tmp_path / "a.toml"
+    path.write_text('train_data_dir = "images"\noutput_dir = "out"\nreg_data_dir = "../elsewhere"\n')
+    message = html.unescape(loaded(path)["message"])
+    assert f"beside the config there is {tmp_path / 'images'}" in message
+    assert f'data-fix="{json.dumps({"train_data_dir": str(tmp_path / "images")})}"' in message
+    assert "../elsewhere is relative to" in message and "beside the config there is" not in message.split("Regul")[-1]

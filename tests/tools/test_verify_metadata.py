@@ -3,17 +3,20 @@
 import contextlib
 import hashlib
 import json
+import os
 import random
 import shutil
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from library import files
 from library.adapter_files import adapters
 from library.adapter_files.verify import verify_lora
 from library.check import adapter_files
@@ -23,6 +26,7 @@ from library.config.problems import ConfigError, Message
 from library.families.sdxl.options import SdxlLora
 from library.tools import metadata
 from library.tools.convert import convert_lora
+from library.tools.merge import join_loras
 from tests import source
 from tests.tools.conftest import file_of
 
@@ -336,3 +340,29 @@ def test_files_of_other_things_are_named_in_one_sentence(tmp_path, key, kind):
     assert f"{kind}, not to LoRA or LyCORIS" in str(said)
     with pytest.raises(ConfigError, match=f"{kind}, not to LoRA or LyCORIS"):
         adapters.read_lora(tmp_path / "x.safetensors")
+
+
+WRITERS = {
+    "merge": lambda file, out: join_loras([(file, 1.0), (file, 0.5)], out),
+    "convert": lambda file, out: convert_lora(file, out, to="diffusers"),
+    "metadata": lambda file, out: metadata.edit(file, out, values={"ss_training_comment": "x"}),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_a_killed_tool_has_left_is_cleaned_up(lora_files, tmp_path, writer):
+    dead, living = (f"{pid}-{files.HOST_MARK}00000000" for pid in (999999999, os.getpid()))
+    old = time.time() - 2 * files.DAY
+    gone = {f".out.{dead}.tmp.safetensors": None, f".other.{dead}.tmp.safetensors": old}
+    kept = {
+        f".out.{living}.tmp.safetensors": None,
+        f".new.{dead}.tmp.safetensors": None,
+        f".out.{dead}.tmp.png": old,
+        ".out.tmp.safetensors": old,
+    }
+    for name, changed_at in (gone | kept).items():
+        (tmp_path / name).write_text("x")
+        if changed_at:
+            os.utime(tmp_path / name, (changed_at, changed_at))
+    WRITERS[writer](lora_files["sdxl"][0], tmp_path / "out.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "out.safetensors"}

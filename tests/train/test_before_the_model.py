@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from library.check import preflight
 from library.config.problems import ConfigError
+from library.train.saving import resume_check
 from tests.training import config_of, pictures, train
 
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"
@@ -104,6 +105,15 @@ def test_mismatch_is_reported_in_one_sentence(findings_of, how, words):
     (said,), remarks = findings_of(FLUX, **how)
     assert words in str(said)
     assert not any("the training continues" in str(remark) for remark in remarks)
+
+
+@pytest.mark.parametrize("arguments", [["train_double_block_indices="], ["train_single_block_indices = "]], ids=str)
+def test_a_state_in_which_an_empty_list_was_all_blocks_says_what_to_write(findings_of, monkeypatch, arguments):
+    monkeypatch.setattr(resume_check, "shaping_changes", lambda *_: None)  # as the state has the same arguments
+    (said,), _ = findings_of(FLUX, resume="HERE/out/plain-state", network_args=arguments)
+    assert f"write {arguments[0].split('=')[0].strip()}=all in network_args" in str(said)
+    (said,), _ = findings_of(FLUX, resume="HERE/out/plain-state", network_args=["train_blocks=single"])
+    assert "resume with its own config" in str(said)
 
 
 def test_states_of_other_trainings_are_reported(findings_of):

@@ -229,9 +229,11 @@ def group_sizes(groups: Iterable[JsonMapping]) -> dict[str, int]:
     return sizes
 
 
-def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Message | None) -> Problem | None:
+def other_groups(
+    theirs: Mapping[str, int], ours: Mapping[str, int], changes: Message | None, advice: Message = ADVICE
+) -> Problem | None:
     """Return the problem if a state's optimizer has other groups of parameters than this training; `changes` are the
-    options that differ."""
+    options that differ, and `advice` says what to do where none does."""
     if not theirs or theirs == ours:
         return None
     group_texts = {"theirs": _describe_groups(theirs), "ours": _describe_groups(ours)}
@@ -239,8 +241,9 @@ def other_groups(theirs: Mapping[str, int], ours: Mapping[str, int], changes: Me
         return Problem(
             "resume",
             ": the optimizer of the state has other groups of parameters ({theirs}) than this config makes ({ours}); "
-            "resume with its own config",
+            "{advice}",
             **group_texts,
+            advice=advice,
         )
     return Problem(
         "resume",
