@@ -199,5 +199,5 @@ def _advice_on_blocks(config: RunConfig) -> Message:
     empty = network_args.empty_block_lists(config) if isinstance(config, AdapterRun) else []
     if not empty:
         return resume_check.ADVICE
-    template = "if an older version saved it, write {all} in network_args, as an empty list was all blocks there"
+    template = "if an older version saved it, write {all} in network_args: an empty list meant all blocks then"
     return Message(template, all=" ".join(f"{name}=all" for name in empty))

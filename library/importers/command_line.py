@@ -241,5 +241,5 @@ def _note_launcher(launcher: JsonObject, flags: JsonObject, notes: list[MessageL
         and precision != "no"
         and not flags.keys() & {"mixed_precision", "config_file", "model_family"}
     ):
-        template = "{option} is that of `accelerate launch`, which the script itself does not read: it trains without"
+        template = "{option} is an option of `accelerate launch`, which the script does not read: it trains without it"
         notes.append(Message(template, option=option_values({"mixed_precision": precision})))
