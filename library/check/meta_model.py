@@ -194,8 +194,7 @@ def _state_mismatches(folder: Path, method: methods.TrainingMethod, config: RunC
 
 
 def _advice_on_blocks(config: RunConfig) -> Message:
-    """Return what to do about a state of a config that shapes the same networks: version 0.3.0 read an empty list of
-    blocks as all of them."""
+    """Return the advice for a state with other networks: version 0.3.0 read an empty list of blocks as all blocks."""
     empty = network_args.empty_block_lists(config) if isinstance(config, AdapterRun) else []
     if not empty:
         return resume_check.ADVICE
