@@ -146,7 +146,9 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def clean_up(folder: str | Path, is_ours: Callable[[str], object], least_age: float = 0) -> None:
-    """Delete what killed writers have left in a folder `least_age` seconds ago or before; `is_ours` selects names."""
+    """Delete the leftovers of killed writers in a folder that are at least `least_age` seconds old; `is_ours` selects
+    names.
+    """
     # If a writer was killed between the two renames of a folder, give the folder its name: its new content is complete.
     with contextlib.suppress(OSError):
         candidates = [(path, UNFINISHED.fullmatch(path.name)) for path in Path(folder).iterdir() if path.name[0] == "."]
@@ -232,9 +234,9 @@ def need_space(path: str | Path, size: int) -> None:
 
 
 def make_space(path: Path, size: int) -> None:
-    """Delete what killed writers of `path`, and a day ago of others like it, have left; then like `need_space`."""
+    """Delete the leftovers of killed writers of `path`, and those of files like it after a day; then `need_space`."""
     clean_up(path.parent, path.name.__eq__)
-    # A container of the same host name may be writing others right now.
+    # A container of the same host name may be writing the others right now.
     clean_up(path.parent, lambda name: name.endswith(path.suffix), least_age=DAY)
     need_space(path, size)
 

@@ -37,7 +37,7 @@ function tell(text) {
  * @param {Element} dialog
  */
 function refuse(dialog) {
-  const text = "Close this window first: files that are dropped go to the page behind it.";
+  const text = "Close this window first: dropped files go to the page behind it.";
   const answer = make("div", { className: "message bad no-drop", role: "alert" }, make("p", {}, text));
   dialog.querySelector(".no-drop")?.remove();
   dialog.append(answer);

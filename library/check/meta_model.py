@@ -194,10 +194,9 @@ def _state_mismatches(folder: Path, method: methods.TrainingMethod, config: RunC
 
 
 def _advice_on_blocks(config: RunConfig) -> Message:
-    """Return what to do about a state of a config that shapes the same networks: version 0.3.0 read an empty list of
-    blocks as all of them."""
+    """Return the advice for a state with other networks: version 0.3.0 read an empty list of blocks as all blocks."""
     empty = network_args.empty_block_lists(config) if isinstance(config, AdapterRun) else []
     if not empty:
         return resume_check.ADVICE
-    template = "if an older version saved it, write {all} in network_args, as an empty list was all blocks there"
+    template = "if an older version saved it, write {all} in network_args: an empty list meant all blocks then"
     return Message(template, all=" ".join(f"{name}=all" for name in empty))

@@ -118,8 +118,9 @@ def read_outside_text(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> 
 
 
 def read_settings_text(path: str | Path, max_bytes: int = MAX_SETTINGS_BYTES) -> SettingsText:
-    """Return the text of a file like `read_outside_text`, also in a code page of Windows, of which only ASCII is
-    certain unless a batch file chooses it.
+    """Read a text like `read_outside_text`, but also in a Windows code page.
+
+    Only its ASCII characters are certain, unless a batch file names the code page.
     """
     return settings_text(read_bytes(path, max_bytes), path)
 

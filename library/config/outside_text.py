@@ -1,4 +1,4 @@
-"""The text of a file that does not state its encoding: UTF-8, UTF-16, or as much of a code page as is certain."""
+"""Decode settings files that do not state their encoding: UTF-8, UTF-16, or the certain part of a code page."""
 
 import codecs
 import contextlib
@@ -11,7 +11,7 @@ from library.config.problems import ConfigError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 NO_TEXT = "{path} is not a text file in UTF-8: save it with that encoding"
-# The most common code page. Each of its five bytes without a letter becomes a private one, as YAML allows no control
+# The most common code page. Its five unassigned bytes become private-use characters, as YAML allows no control
 # characters.
 _WESTERN = {
     byte: letter if (letter := bytes([byte]).decode("cp1252", "ignore")) else chr(0xF700 + byte)
@@ -21,24 +21,24 @@ _CODE_PAGE = re.compile(rb"^[ \t]*@?chcp(?:\.com)?[ \t]+(\d{3,5})\b", re.M | re.
 
 
 class SettingsText(NamedTuple):
-    """The text of a file, and whether its letters beyond ASCII are certain."""
+    """A file's text, and whether its characters beyond ASCII are certain."""
 
     text: str
     is_certain: bool = True
 
     def refuse_unclear(self, read: Any, path: str | Path) -> None:
-        """Raise ConfigError if what was read from the text has letters that are not certain; comments may."""
+        """Raise ConfigError if a value read from the text has uncertain characters. Comments may have them."""
         if not self.is_certain and (unclear := next(_beyond_ascii(read), "")):
             start = re.match(r"[\x00-\x7f]*", unclear)
             template = (
-                "{path} is not in UTF-8, so the letters after {text} cannot be told: save it with that encoding, as "
-                "Notepad does under Save as"
+                "{path} is not in UTF-8, so the characters after {text} are uncertain: save it as UTF-8, in Notepad "
+                "under Save as"
             )
             raise ConfigError(template, path=path, text=repr(start[0][-40:] if start else ""))
 
 
 def settings_text(data: bytes, path: str | Path) -> SettingsText:
-    """Return the text of a file of settings. Raises ConfigError if it is none in UTF-8, UTF-16 or a code page."""
+    """Decode a settings file. Raises ConfigError unless it is UTF-8, UTF-16 or in a code page."""
     data = _unmarked_utf_16(data[:4096]) + data
     try:
         return SettingsText(with_line_feeds(decode_text(data)))
@@ -52,7 +52,7 @@ def settings_text(data: bytes, path: str | Path) -> SettingsText:
 
 
 def _beyond_ascii(value: Any) -> Iterator[str]:
-    """Yield the texts with letters beyond ASCII in a value of a limited depth."""
+    """Yield the strings with characters beyond ASCII in a value, whose depth the parser limits."""
     if isinstance(value, str):
         yield from () if value.isascii() else (value,)
     elif isinstance(value, dict):
@@ -80,7 +80,7 @@ def decode_text(data: bytes) -> str:
 
 
 def _unmarked_utf_16(beginning: bytes) -> bytes:
-    """Return the mark that UTF-16 lacks: of ASCII, one byte of many pairs is zero, and the other one never."""
+    """Return the byte order mark that UTF-16 lacks: in ASCII text, one byte of most pairs is zero, the other never."""
     first, second = beginning[::2].count(0), beginning[1::2].count(0)
     if beginning.startswith(UTF_16) or (first and second) or max(first, second) <= len(beginning) // 8:
         return b""

@@ -1,4 +1,4 @@
-"""Whether two paths are the same file or folder, however they are spelled."""
+"""Compare paths by the file or folder they lead to, however they are spelled."""
 
 import os
 import unicodedata
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-MAX_PROBED = 4096  # folders whose disk is probed once only
+MAX_PROBED = 4096  # paths whose answers are kept
 
 
 def same_place(first: str | Path, second: str | Path) -> bool:
@@ -14,10 +14,11 @@ def same_place(first: str | Path, second: str | Path) -> bool:
 
 
 def real_place(path: str | Path) -> str:
-    """Return one spelling for all paths of a file or folder, which may not exist yet: links are followed, and case and
-    composed letters count only if they count on its disk.
+    """Return one spelling for all paths of a file or folder, which need not exist.
+
+    Follows links. Case and the Unicode form (NFC, NFD) count only if they count on that disk.
     """
-    # On Windows normcase makes slashes the same, and case; macOS, and folders of Linux, may ignore case, too.
+    # normcase unifies slashes and case on Windows. macOS, and some folders on Linux, ignore case, too.
     place = os.path.normcase(os.path.realpath(path))
     existing = _nearest_existing(place)
     if _is_same_in(existing, str.swapcase):
@@ -48,7 +49,7 @@ def _other_form(name: str) -> str:
 
 @lru_cache(maxsize=MAX_PROBED)
 def _is_same_in(existing: str, spell: Callable[[str], str]) -> bool:
-    """Return whether the innermost name of an existing path that has another spelling leads to the same under that."""
+    """Return whether an existing path stays the same if its innermost name that `spell` changes is spelled so."""
     while (folder := os.path.dirname(existing)) != existing:
         name = os.path.basename(existing)
         if (other := spell(name)) != name:

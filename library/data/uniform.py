@@ -1,4 +1,4 @@
-"""Images that are rarely meant: of a single colour, or copies of others. Remarks only, as both can be intended."""
+"""Remark on images that are probably mistakes: a single colour, or copies of others. Either can be intended."""
 
 import os
 from collections import defaultdict
@@ -12,17 +12,17 @@ from library.data.held_out import digest_image
 from library.data.images import Image
 from library.data.threads import spread
 
-MAX_DECODED_IMAGES = 100  # images that are decoded to see whether they have one colour
-MOST_PIXELS = 2**26  # of an image that is decoded for it
-PIXELS_PER_BYTE = 40  # of which an image of one colour has more: JPEG writes 85, PNG hundreds
-HEAD_BYTES = 800  # a file's head and metadata
-COLOUR_NOISE = 3  # least difference of brightness that is seen; JPEG adds less
-FEWEST_COPIES = 3  # fewer may be an oversight that changes little
-SHARE_OF_COPIES = 0.1  # of all images
+MAX_DECODED_IMAGES = 100  # images that are decoded to look for a single colour
+MAX_DECODED_PIXELS = 2**26  # of an image that is decoded
+PIXELS_PER_BYTE = 40  # an image of a single colour has more: 85 in JPEG, hundreds in PNG
+HEAD_BYTES = 800  # a file's header and metadata
+COLOUR_NOISE = 3  # the smallest difference in brightness that counts; JPEG adds less
+MIN_COPIES = 3  # fewer change little
+MIN_SHARE_OF_COPIES = 0.1  # of all images
 
 
 def remark_uniform(images: Sequence[Image]) -> Iterator[Problem]:
-    """Yield remarks about images of one colour and about many equal images among those that are learned."""
+    """Yield remarks about training images of a single colour and about many equal ones. Skips regularisation images."""
     sides = {image.path: image.size for image in images if not image.is_reg}
     sizes = {path: size for path in sides if (size := _file_size(path))}
     yield from _find_plain({path: sides[path] for path in sizes}, sizes)
@@ -40,7 +40,7 @@ def _find_plain(sides: dict[str, tuple[int, int]], sizes: dict[str, int]) -> Ite
     candidates = [
         path
         for path, (width, height) in sorted(sides.items())
-        if (sizes[path] - HEAD_BYTES) * PIXELS_PER_BYTE < width * height <= MOST_PIXELS
+        if (sizes[path] - HEAD_BYTES) * PIXELS_PER_BYTE < width * height <= MAX_DECODED_PIXELS
     ][:MAX_DECODED_IMAGES]
     plain = [path for path, is_plain in zip(candidates, spread(_is_plain, candidates), strict=True) if is_plain]
     if plain:
@@ -54,7 +54,7 @@ def _find_plain(sides: dict[str, tuple[int, int]], sizes: dict[str, int]) -> Ite
 def _is_plain(path: str) -> bool:
     try:
         with Pillow.open(path) as image:
-            image.draft("RGB", (64, 64))  # of a JPEG, an eighth of its size is enough, and quickly decoded
+            image.draft("RGB", (64, 64))  # an eighth of a JPEG's size is enough and decodes quickly
             bands = image.convert("RGBA").split()
             extremes = [band.getextrema() for band in bands]
     except Exception:  # any error of a decoder; damaged images are reported elsewhere
@@ -72,7 +72,7 @@ def _find_copies(sizes: dict[str, int]) -> Iterator[Problem]:
     for path, digest in zip(alike, spread(digest_image, alike), strict=True):
         by_content[sizes[path], digest].append(path)
     copies = [path for paths in by_content.values() for path in paths[1:]]
-    if len(copies) >= max(FEWEST_COPIES, SHARE_OF_COPIES * len(sizes)):
+    if len(copies) >= max(MIN_COPIES, MIN_SHARE_OF_COPIES * len(sizes)):
         yield about_images(
             "{count} with the same content as others, so these are learned more often than the rest: {names}; remove "
             "the copies if that is not intended",

@@ -54,7 +54,7 @@ def is_command(text: str) -> bool:
     try:
         parse_toml(text, "")
     except ConfigError:
-        with contextlib.suppress(ConfigError):  # for a model that is not trained here, which is a command, too
+        with contextlib.suppress(ConfigError):  # a launcher of a model that is not trained here is a command, too
             text = fill_launcher(text, _read_variables(text))
         return any(_script_at(words) is not None for words in _lines_of_words(text))
     return False
@@ -227,7 +227,7 @@ def _stands_alone(word: str) -> bool:
 
 
 def _note_launcher(launcher: JsonObject, flags: JsonObject, notes: list[MessageLike]) -> None:
-    """Note the options of `accelerate launch` that say on what the training runs, and a precision that only it has."""
+    """Note the options of `accelerate launch` that choose devices, and a precision that the script does not have."""
     values = {name: str(value) for name, value in launcher.items() if name in KEYS and value not in USUAL.get(name, ())}
     if values:
         text = Message("`accelerate launch` has {values}: {place}", values=option_values(values), place=Message(PLACE))
@@ -241,5 +241,5 @@ def _note_launcher(launcher: JsonObject, flags: JsonObject, notes: list[MessageL
         and precision != "no"
         and not flags.keys() & {"mixed_precision", "config_file", "model_family"}
     ):
-        template = "{option} is that of `accelerate launch`, which the script itself does not read: it trains without"
+        template = "{option} is an option of `accelerate launch`, which the script does not read: it trains without it"
         notes.append(Message(template, option=option_values({"mixed_precision": precision})))

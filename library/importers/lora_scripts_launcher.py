@@ -9,7 +9,7 @@ TRAINER = "lora-scripts"
 TABLES = load_tables("lora_scripts_launcher")
 CHOICE = re.compile(r"^[ \t]*\$?(?:trainer_file|script_name)[ \t]*=.*$", re.M)
 CHOSEN_SCRIPT = re.compile(r"\$\{?(?:trainer_file|script_name)\b\}?")
-# Its lists of more flags, where a command has them, and not where they are filled.
+# The lists of further flags, where the command uses them and not where they are filled.
 LISTS = re.compile(
     r"(?<=[ \t])[\"']?\$\{?(?P<name>ext_?args|launch_?args)(?:\[@\])?\}?[\"']?(?=[ \t]*$|[ \t]+[-$\"'.`\\])",
     re.MULTILINE | re.IGNORECASE,
@@ -18,8 +18,9 @@ OFF = ("", "0", "$false")
 
 
 def fill_launcher(text: str, variables: Mapping[str, str]) -> str:
-    """Return the text of a launcher with its script and flags in their places; any other text unchanged. Raises
-    ConfigError for models that are not trained here.
+    """Put the script and the flags of a launcher in their places; return any other text unchanged.
+
+    Raises ConfigError for models that are not trained here.
     """
     if not (CHOSEN_SCRIPT.search(text) and LISTS.search(text)):
         return text
@@ -35,7 +36,7 @@ def fill_launcher(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _more_flags(variables: Mapping[str, str], model: str) -> Iterator[str]:
-    """Yield the flags that it adds by its variables, which only train.sh and train.ps1 have."""
+    """Yield the flags that its variables add; only train.sh and train.ps1 have such variables."""
     if "model_type" not in variables:
         return
     for name, flag in TABLES["switches"].items():

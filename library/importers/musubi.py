@@ -22,7 +22,7 @@ from library.importers.shared import (
 TRAINER = "musubi-tuner"
 APPLIES_EXIF = False  # it trains images as they are stored
 MUSUBI_TABLES = load_tables("musubi")
-# Options that it does not have.
+# Options that musubi-tuner does not have.
 OUR_KEYS = {
     "pretrained_model_name_or_path",
     "train_data_dir",

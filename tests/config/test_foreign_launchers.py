@@ -128,7 +128,7 @@ def test_a_launcher_with_a_file_of_settings_reads_that(tmp_path, sdxl, script):
         ("--num_processes -3 --gpu_ids '$(rm)'", {"num_processes": 1}, "num_processes = -3"),
         ("--num_processes $GPUS", {}, "left out, as only the script itself knows it when it runs: --num_processes"),
         ("--multi_gpu", {}, "--multi_gpu, which means all GPUs"),
-        ("--mixed_precision fp16", {}, "mixed_precision = fp16 is that of `accelerate launch`"),
+        ("--mixed_precision fp16", {}, "mixed_precision = fp16 is an option of `accelerate launch`"),
         ("--num_processes 1 --mixed_precision no", {"num_processes": 1}, ""),
     ],
 )
