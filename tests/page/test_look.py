@@ -191,8 +191,8 @@ def test_on_a_phone_all_that_is_pressed_is_large_enough_for_a_finger(visit, lang
     visitor.has_none(OVERFLOWING)
 
 
-OVER = """() => [...document.querySelectorAll('dialog.compare[open] :is(select, input, button)')]
-  .filter((e) => e.getBoundingClientRect().right > e.closest('dialog').getBoundingClientRect().right - 10)
+OVER = """() => [...document.querySelectorAll('dialog.viewer[open] :is(select, input, button)')]
+  .filter((e) => e.getBoundingClientRect().right > e.closest('dialog').getBoundingClientRect().right)
   .map((e) => e.outerHTML)"""
 
 
@@ -209,7 +209,7 @@ def test_all_of_a_run_and_of_its_comparison_is_seen_on_small_phones(visit, serve
         assert page.locator("#top .switches a").first.evaluate("e => e.scrollWidth <= e.clientWidth")
     page.locator(".live > .unfold").click()
     page.locator(".live .sample:visible").first.click()
-    page.locator("dialog.compare[open]").wait_for()
+    page.locator("dialog.viewer[open]").wait_for()
     for width in (880, 481, 390, 320):
         page.set_viewport_size({"width": width, "height": 640})
         visitor.has_none(OVER)

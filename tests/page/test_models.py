@@ -73,7 +73,7 @@ def required(family):
     return lacking & families.facts_of(family).part_options.keys()
 
 
-@pytest.mark.parametrize("family", filter(required, SHAPES))
+@pytest.mark.parametrize("family", [family for family in SHAPES if required(family)])
 def test_the_files_that_lie_beside_a_model_are_proposed_for_empty_fields(api, tmp_path, family):
     """For families with several files: in one folder, and sorted by kind as other programs do."""
     for layout in ("one", "sorted"):
