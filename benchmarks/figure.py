@@ -1,11 +1,11 @@
-"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md, docs/recipes.md and
-docs/dev/performance.md, made of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
+"""Write docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md, docs/recipes.md and
+docs/dev/performance.md from docs/measured/*.json and the presets: `python -m benchmarks.figure`.
 
-A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
-and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
-dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, in at most
-45 letters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null where
-not measured), `shown`, which is true for the rows of the figure, and may have a `note` for readers of its figures.
+A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine has `gpu`, `processor`, `cores`, `torch` and
+optionally a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
+dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, at most 45
+characters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null if
+not measured), `shown` (true for the rows of the figure), and optionally a `note` on its figures.
 """
 
 import json
@@ -35,7 +35,7 @@ METHODS = {
     "lllite": "LLLite",
     "textual-inversion": "textual inversion",
 }
-PICTURE_WIDTH, BAR, ROW_HEIGHT = 480, 12, 40  # units of the picture; a phone shows about 360 of them
+PICTURE_WIDTH, BAR, ROW_HEIGHT = 480, 12, 40  # units of the SVG; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
 DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
-    """The lines of the table of presets in each document."""
+    """Return the lines of the preset table in each document."""
     return {
         README: by_family(every),
         CHOOSING: overview(every),
@@ -79,7 +79,7 @@ def newest(every: list[Measured]) -> Measured:
 
 
 def figure(measurement: Measured) -> str:
-    """Bars of seconds a step, by model and batch size; the GPU's busy time is the filled part of a bar."""
+    """Return bars of seconds per step, by model and batch size; the filled part of a bar is the GPU's busy time."""
     shown = [row for row in measurement["rows"] if row.get("shown")]
     parts, y = [], 30
     for text in _wrapped(machine_line(measurement["machine"])):
@@ -117,7 +117,7 @@ def figure(measurement: Measured) -> str:
 
 
 def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
-    """One row: its name and figures above its bar, and behind the bar how many times as fast it is as `theirs`."""
+    """Return one row: name and figures above its bar, and after the bar the speedup over `theirs`."""
     kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * PICTURE_WIDTH))
     busy = row.get("gpu_busy_s")
     filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
@@ -159,10 +159,10 @@ def machine_line(measurement: Measured) -> str:
 
 
 def _how_to_read(measurement: Measured, shown: list[Measured]) -> str:
-    """How the bars are read."""
+    """Return the sentences that explain the bars."""
     busy = "The filled part of a bar is the time in which the GPU was busy."
     if not all(row.get("gpu_busy_s") for row in shown):
-        busy = "Where a bar says no GPU busy time, it was not measured."
+        busy = "Where a bar shows no GPU busy time, it was not measured."
     if not any(row.get("gpu_busy_s") for row in shown):
         busy = "The GPU's busy time was not measured."
     return (
@@ -200,7 +200,7 @@ def with_table(text: str, lines: list[str]) -> str:
 
 
 def by_family(every: list[Measured]) -> list[str]:
-    """A row for each family: what its presets need, and how fast it is beside another trainer."""
+    """Return a row for each family: the memory its presets need, and its speed beside another trainer."""
     lines = [
         "| | LoRA from | fastest LoRA preset | fine-tune from | compared with | faster: wall time | GPU busy time |",
         "|---|---|---|---|---|---|---|",
@@ -228,8 +228,9 @@ def _listed(names: list[str]) -> str:
 
 
 def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
-    """Another trainer's fastest LoRA step and ours in no more GPU memory, from one file: the newest that has busy times
-    of both, or else the newest. A rival whose memory was not measured is compared with whole trainings."""
+    """Return another trainer's fastest LoRA step and our fastest in no more GPU memory, both from one file: the newest
+    with busy times of both, or else the newest. If the rival's memory was not measured, whole trainings are
+    compared."""
     pairs = []
     for measurement in every:
         rows = [r for r in measurement["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
@@ -242,7 +243,7 @@ def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, 
 
 
 def _smallest(family: str, kind: str, every: list[Measured]) -> str:
-    """The least GPU memory that has a preset, with the seconds per step that were measured with it."""
+    """Return the smallest GPU that has a preset, with the preset's measured seconds per step."""
     paths = _of_family(family, kind)
     if not paths:
         return "not measured"
@@ -264,7 +265,7 @@ def _of_family(family: str, kind: str) -> list[Path]:
 
 
 def overview(every: list[Measured]) -> list[str]:
-    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU."""
+    """Return a row for each model and kind of training, with its preset's seconds per step for each GPU size."""
     cells: dict[str, dict[int, str]] = {}
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
@@ -281,7 +282,7 @@ def overview(every: list[Measured]) -> list[str]:
 
 
 def presets_table(every: list[Measured]) -> list[str]:
-    """A row for each preset: its GPU, what it sets, and what was measured with it."""
+    """Return a row for each preset: its GPU, its settings and its measurements."""
     lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
     for path in _presets():
         _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
@@ -293,7 +294,7 @@ def presets_table(every: list[Measured]) -> list[str]:
 
 
 def figures(every: list[Measured]) -> list[str]:
-    """A row for each preset that was measured, with all figures and the file that holds them."""
+    """Return a row for each measured preset, with all figures and their file."""
     lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
     for path in _presets():
         name = f"{path.parent.name}/{path.stem}"
@@ -311,7 +312,7 @@ def figures(every: list[Measured]) -> list[str]:
 
 
 def recipes() -> list[str]:
-    """A row for each recipe: its family and purpose, images, steps, rate, rank and alpha."""
+    """Return a row for each recipe: its family and purpose, images, steps, rate, rank and alpha."""
     lines = ["| | purpose | images | each seen | steps | rate | rank / alpha |", "|---|---|---|---|---|---|---|"]
     for family, title in TITLES.items():
         for recipe in recipe_files.of_family(family)[0]:
@@ -327,14 +328,14 @@ def recipes() -> list[str]:
 
 
 def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
-    """The rank of a preset that a recipe is for; 0 for others."""
+    """Return the rank of a preset that a recipe names; 0 for others."""
     options = read_toml(path)
     fits = path.stem.partition("-")[0] == recipe.kind and recipe in recipe_files.of_family(path.parent.name)[0]
     return int(options.get("network_dim", 0)) if fits and recipe.fits(options) else 0
 
 
 def _presets() -> list[Path]:
-    """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
+    """Return the presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
     paths = [path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
     order = list(TITLES)
     return sorted(
@@ -349,14 +350,13 @@ def _presets() -> list[Path]:
 
 
 def _gigabytes(path: Path) -> int:
-    """The memory of the GPU that a preset is for, from its name or else its title; 0 for one that says that it was not
-    measured."""
+    """Return a preset's GPU memory from its name or else its title; 0 if the title says that it was not measured."""
     title = path.read_text(encoding="utf-8").splitlines()[0]
     match = re.search(r"-(\d+)gb$", path.stem) or re.search(r"(\d+) GB", title)
     if not match and title.endswith("; not measured."):
         return 0
     if not match:
-        raise ValueError(f"{path}: neither its name nor its title says for how much GPU memory it is")
+        raise ValueError(f"{path}: neither its name nor its title states the GPU memory")
     return int(match[1])
 
 
@@ -367,15 +367,15 @@ def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] 
 
 
 def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
-    """The fastest run of sd-scripts there that fits into as much memory."""
+    """Return the fastest sd-scripts run of the same file in the same memory."""
     like = [r for r in measurement["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
     theirs = [r for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
     return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 
 
 def _result(name: str, size: int, every: list[Measured]) -> str:
-    """What was measured with a preset, beside sd-scripts; empty where nothing was, and the first line of the preset has
-    to say so."""
+    """Return a preset's measurements beside those of sd-scripts; empty if there are none, which its first line then
+    says."""
     if not (result := _measurement(name, every)):
         return ""
     measurement, row = result
