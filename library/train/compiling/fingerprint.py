@@ -59,7 +59,7 @@ NO_MATTER = (
 
 
 def fingerprint_settings(config: RunConfig, world: World, kinds: Collection[Kind]) -> str:
-    """Identify what is known of a training's graphs before its model is read. `kinds`: of its batches."""
+    """Identify a training's graphs as far as known before its model is read; `kinds` are those of its batches."""
     dynamic, sides = config.compile.dynamic, {kind[1:] for kind in kinds}
     # Graphs of one size serve no other; those of several sizes serve all, but no other number of images.
     is_single = dynamic is False or (dynamic is None and len(sides) == 1)
