@@ -46,21 +46,21 @@ def main() -> None:
     """Write the figure and the tables."""
     from library.files import write_atomic
 
-    every = load_measurements()
-    write_atomic(FIGURE, figure(newest(every)))
-    for page, lines in document_tables(every).items():
+    measurements = load_measurements()
+    write_atomic(FIGURE, figure(newest(measurements)))
+    for page, lines in document_tables(measurements).items():
         write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
         print(f"wrote the table of presets in {page}")
     print(f"wrote {FIGURE}")
 
 
-def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
+def document_tables(measurements: list[Measured]) -> dict[Path, list[str]]:
     """Return the lines of the preset table in each document."""
     return {
-        README: by_family(every),
-        CHOOSING: overview(every),
-        PRESETS_PAGE: presets_table(every),
-        PERFORMANCE: figures(every),
+        README: by_family(measurements),
+        CHOOSING: overview(measurements),
+        PRESETS_PAGE: presets_table(measurements),
+        PERFORMANCE: figures(measurements),
         RECIPES: recipes(),
     }
 
@@ -70,10 +70,10 @@ def load_measurements() -> list[Measured]:
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
 
 
-def newest(every: list[Measured]) -> Measured:
+def newest(measurements: list[Measured]) -> Measured:
     return next(
         measurement
-        for measurement in every
+        for measurement in measurements
         if {row["trainer"] for row in measurement["rows"] if row.get("shown")} >= {"sd-scripts"}
     )
 
@@ -199,7 +199,7 @@ def with_table(text: str, lines: list[str]) -> str:
     return TABLE.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text)
 
 
-def by_family(every: list[Measured]) -> list[str]:
+def by_family(measurements: list[Measured]) -> list[str]:
     """Return a row for each family: the memory its presets need, and its speed beside another trainer."""
     lines = [
         "| | LoRA from | fastest LoRA preset | fine-tune from | compared with | faster: wall time | GPU busy time |",
@@ -207,8 +207,12 @@ def by_family(every: list[Measured]) -> list[str]:
     ]
     machines: dict[str, list[str]] = {}
     for family, title in TITLES.items():
-        cells = [_smallest(family, "lora", every), _fastest(family, every), _smallest(family, "finetune", every)]
-        beside = comparison(family, every)
+        cells = [
+            _smallest(family, "lora", measurements),
+            _fastest(family, measurements),
+            _smallest(family, "finetune", measurements),
+        ]
+        beside = comparison(family, measurements)
         if beside:
             measurement, theirs, ours = beside
             wall, busy = speedups(theirs, ours)
@@ -227,12 +231,12 @@ def _listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
+def comparison(family: str, measurements: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
     """Return another trainer's fastest LoRA step and our fastest in no more GPU memory, both from one file: the newest
     with busy times of both, or else the newest. If the rival's memory was not measured, whole trainings are
     compared."""
     pairs = []
-    for measurement in every:
+    for measurement in measurements:
         rows = [r for r in measurement["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
         if rivals := [r for r in rows if r["trainer"] != "here"]:
             theirs = min(rivals, key=lambda r: r["s_it"])
@@ -242,20 +246,20 @@ def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, 
     return next((pair for pair in pairs if speedups(*pair[1:])[1]), pairs[0] if pairs else None)
 
 
-def _smallest(family: str, kind: str, every: list[Measured]) -> str:
+def _smallest(family: str, kind: str, measurements: list[Measured]) -> str:
     """Return the smallest GPU that has a preset, with the preset's measured seconds per step."""
     paths = _of_family(family, kind)
     if not paths:
         return "not measured"
     path = min(paths, key=_gigabytes)
-    match = _measurement(f"{family}/{path.stem}", every)
+    match = _measurement(f"{family}/{path.stem}", measurements)
     return f"{_gigabytes(path)} GB" + (f": {match[1]['s_it']:.2f} s" if match else ", not measured")
 
 
-def _fastest(family: str, every: list[Measured]) -> str:
+def _fastest(family: str, measurements: list[Measured]) -> str:
     timed = []
     for path in _of_family(family, "lora"):
-        if match := _measurement(f"{family}/{path.stem}", every):
+        if match := _measurement(f"{family}/{path.stem}", measurements):
             timed.append((match[1]["s_it"], _gigabytes(path)))
     return f"{min(timed)[1]} GB: {min(timed)[0]:.2f} s" if timed else ""
 
@@ -264,14 +268,14 @@ def _of_family(family: str, kind: str) -> list[Path]:
     return [path for path in _presets() if path.parent.name == family and re.fullmatch(rf"{kind}-\d+gb", path.stem)]
 
 
-def overview(every: list[Measured]) -> list[str]:
+def overview(measurements: list[Measured]) -> list[str]:
     """Return a row for each model and kind of training, with its preset's seconds per step for each GPU size."""
     cells: dict[str, dict[int, str]] = {}
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
         if not (size := _gigabytes(path)):
             continue
-        result = _measurement(f"{path.parent.name}/{path.stem}", every)
+        result = _measurement(f"{path.parent.name}/{path.stem}", measurements)
         times = ""
         if result and (theirs := _theirs(*result, size)):
             times = f" ({factors(theirs, result[1])})"
@@ -281,7 +285,7 @@ def overview(every: list[Measured]) -> list[str]:
     return lines + [f"| {title} | {' | '.join(row.get(size, '') for size in sizes)} |" for title, row in cells.items()]
 
 
-def presets_table(every: list[Measured]) -> list[str]:
+def presets_table(measurements: list[Measured]) -> list[str]:
     """Return a row for each preset: its GPU, its settings and its measurements."""
     lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
     for path in _presets():
@@ -289,16 +293,16 @@ def presets_table(every: list[Measured]) -> list[str]:
         name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
         sets, _, figures = details.removesuffix(".").partition("; ")
         memory = f"{size} GB" if size else "any"
-        lines.append(f"| `{name}` | {memory} | {sets} | {_result(name, size, every) or figures} |")
+        lines.append(f"| `{name}` | {memory} | {sets} | {_result(name, size, measurements) or figures} |")
     return lines
 
 
-def figures(every: list[Measured]) -> list[str]:
+def figures(measurements: list[Measured]) -> list[str]:
     """Return a row for each measured preset, with all figures and their file."""
     lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
     for path in _presets():
         name = f"{path.parent.name}/{path.stem}"
-        if not (result := _measurement(name, every)):
+        if not (result := _measurement(name, measurements)):
             continue
         measurement, row = result
         busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
@@ -360,9 +364,15 @@ def _gigabytes(path: Path) -> int:
     return int(match[1])
 
 
-def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
+def _measurement(name: str, measurements: list[Measured]) -> tuple[Measured, Measured] | None:
     return next(
-        ((measurement, row) for measurement in every for row in measurement["rows"] if row.get("preset") == name), None
+        (
+            (measurement, row)
+            for measurement in measurements
+            for row in measurement["rows"]
+            if row.get("preset") == name
+        ),
+        None,
     )
 
 
@@ -373,10 +383,10 @@ def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
     return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 
 
-def _result(name: str, size: int, every: list[Measured]) -> str:
+def _result(name: str, size: int, measurements: list[Measured]) -> str:
     """Return a preset's measurements beside those of sd-scripts; empty if there are none, which its first line then
     says."""
-    if not (result := _measurement(name, every)):
+    if not (result := _measurement(name, measurements)):
         return ""
     measurement, row = result
     theirs = _theirs(measurement, row, size)

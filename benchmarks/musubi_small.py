@@ -44,8 +44,8 @@ def without_added_sigma(trainer: Any) -> None:
     """Pass the noise's own timestep to the transformer; musubi-tuner adds 1 of 1000 to it."""
     noised = trainer.get_noisy_model_input_and_timesteps
 
-    def exact(*given: Any, **named: Any) -> tuple[Any, Any]:
-        latents, timesteps = noised(*given, **named)
+    def exact(*positional: Any, **named: Any) -> tuple[Any, Any]:
+        latents, timesteps = noised(*positional, **named)
         return latents, timesteps - 1
 
     trainer.get_noisy_model_input_and_timesteps = exact

@@ -125,10 +125,10 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     return cases
 
 
-def choose_case(every: list[PresetCase], wanted: str) -> PresetCase:
+def choose_case(cases: list[PresetCase], title_and_values: str) -> PresetCase:
     """Return the case of a title; values after it, as in TOML, override its own, and `memory`, in GiB, its limit."""
-    title, *changes = re.split(r" (?=\w+=)", wanted)
-    case = next((case for case in every if case.title == title), None)
+    title, *changes = re.split(r" (?=\w+=)", title_and_values)
+    case = next((case for case in cases if case.title == title), None)
     if case is None:
         raise ValueError(f"--cases: {title!r} is neither a preset nor a compared setting of the chosen families")
     if not changes:

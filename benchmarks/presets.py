@@ -246,9 +246,9 @@ class Process:
             return {"failed": f"the process ended: {last}"}
 
 
-def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None:
+def warm(cases: list[PresetCase], cache: Path, logs: Path, until: float) -> None:
     """Compile all cases in parallel, as far as memory allows, so that measured cases find their graphs in the cache."""
-    kinds = {case.graphs: case for case in every if case.values.get("compile")}
+    kinds = {case.graphs: case for case in cases if case.values.get("compile")}
     slow = [case for case in kinds.values() if case.family == "sdxl" and case.values.get("gradient_checkpointing")]
     todo = [*slow, *sorted((case for case in kinds.values() if case not in slow), key=lambda case: -case.room)]
     running: list[tuple[PresetCase, Process, threading.Thread]] = []
@@ -300,28 +300,28 @@ def main() -> None:
     if not args.family:
         parser.error(f"--family is needed: {', '.join(known_models())}")
     began = time.monotonic()
-    every = [
+    cases = [
         case for family in args.family for case in preset_cases(family, args.only, "tiny" if args.tiny else "full")
     ]
     if args.cases:
         try:
-            every = [choose_case(every, wanted) for wanted in args.cases]
+            cases = [choose_case(cases, wanted) for wanted in args.cases]
         except ValueError as error:
             parser.error(str(error))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache, logs = args.cache or Path(folder) / "cache", Path(folder)
         if not args.cold:
-            warm(every, cache, logs, began + args.seconds * args.share)
+            warm(cases, cache, logs, began + args.seconds * args.share)
             print(f"compiled in parallel in {time.monotonic() - began:.0f} s", flush=True)
         following = Process(cache, logs, threads=8)
-        for number, case in enumerate(every):
+        for number, case in enumerate(cases):
             left = began + args.seconds - time.monotonic()
             if left < 0:
                 break
             process = following
             process.begin(case)
-            if number + 1 < len(every):
+            if number + 1 < len(cases):
                 following = Process(cache, logs, threads=8)
             measurement = process.end(left)
             rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **measurement})

@@ -300,8 +300,10 @@ def signature(args: argparse.Namespace) -> str:
 
 def planned_jobs(args: argparse.Namespace) -> Iterator[Job]:
     """Yield all runs: first seeds first, and of these compiled settings first, as recorded ones reuse their graphs."""
-    every = sorted(settings(), key=lambda one: 2 * (one.name == "recorded") or 1 - one.options.get("compile", False))
-    parts = range(1, args.seeds + 1), every, args.families, args.methods
+    ordered = sorted(
+        settings(), key=lambda entry: 2 * (entry.name == "recorded") or 1 - entry.options.get("compile", False)
+    )
+    parts = range(1, args.seeds + 1), ordered, args.families, args.methods
     for seed, setting, family, method in itertools.product(*parts):
         if method in setting.methods and (not args.settings or setting.name in args.settings):
             yield Job(family, method, setting, seed)

@@ -263,30 +263,30 @@ def main(arguments: list[str] | None = None) -> int:
         ]
     except ValueError as error:
         parser.error(str(error))
-    every = [
+    cases = [
         case
         for case in versus_files.versus_cases(args.tiny, args.steps)
         if case.family in args.family and case.kind in args.kind
     ]
-    if unknown := {*(args.cases or ())} - {case.name for case in every}:
-        names = ", ".join(dict.fromkeys(case.name for case in every))
+    if unknown := {*(args.cases or ())} - {case.name for case in cases}:
+        names = ", ".join(dict.fromkeys(case.name for case in cases))
         parser.error(f"--cases: unknown: {', '.join(sorted(unknown))}; choose from {names}")
-    every = [case for case in every if not args.cases or case.name in args.cases]
+    cases = [case for case in cases if not args.cases or case.name in args.cases]
     work, out = args.work.resolve(), args.out or args.work / "results"
-    versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, args.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {case.family for case in cases}, args.tiny)
     results: dict[str, Any] = {
         "machine": machine_facts(),
         "steps": args.steps,
         "rows": [],
         "programs": {
-            one.name: {
-                "commit": one.commit(),
-                "versions": versus_measure.versions_of_program(one.python, one.environment(work, "")),
+            program.name: {
+                "commit": program.commit(),
+                "versions": versus_measure.versions_of_program(program.python, program.environment(work, "")),
             }
-            for one in programs
+            for program in programs
         },
     }
-    for case in every:
+    for case in cases:
         for program in programs:
             results["rows"].append(run_program(program, case, work, args.limit))
             print([*versus_rows(results["rows"])][-1], flush=True)

@@ -151,19 +151,19 @@ async def _stream(log: EventLog, last: str, end: float) -> AsyncIterator[str]:
             first = await run_in_threadpool(log.snapshot)
             last = first.id
             yield first.lines()
-        said = time.monotonic()
+        last_sent = time.monotonic()
         while True:
             await run_in_threadpool(log.look)
             fresh = log.after(last)
             if fresh is None:
                 fresh = [await run_in_threadpool(log.snapshot)]
             for event in fresh:
-                last, said = event.id, time.monotonic()
+                last, last_sent = event.id, time.monotonic()
                 yield event.lines()
             if time.monotonic() >= end:
                 return
-            if time.monotonic() - said > KEEPALIVE:
-                said = time.monotonic()
+            if time.monotonic() - last_sent > KEEPALIVE:
+                last_sent = time.monotonic()
                 yield ": still here\n\n"
             await asyncio.sleep(min(EVENT_INTERVAL, max(0.0, end - time.monotonic())))
     finally:

@@ -54,10 +54,10 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 def _judgement_html(progress: reader.RunProgress) -> str:
     """Return the newest verdict on the samples: noise, or still like the base model's."""
-    judged = [event for event in progress.events.get("warning", ()) if event.get("about") == "samples"]
-    if not judged:
+    verdicts = [event for event in progress.events.get("warning", ()) if event.get("about") == "samples"]
+    if not verdicts:
         return ""
-    words = history.event_words(judged[-1])
+    words = history.event_words(verdicts[-1])
     sentence = words.capitalized() if isinstance(words, Message) else words
     return f'<p class="judged" role="alert"{data(sentence)}>{html.escape(str(sentence))}</p>'
 

@@ -158,7 +158,7 @@ def measurements_table(result: JsonMapping) -> str:
         lines.append(fastest["sentence"])
     lines += noise_warning(result)
     if not result.get("finished"):
-        lines.append("Stopped before its end.")
+        lines.append("It was stopped before its end.")
     return "\n".join(map(str, lines))
 
 

@@ -69,7 +69,7 @@ class CompileLog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __deepcopy__(self, known: dict[int, Any]) -> "CompileLog":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompileLog":
         return self  # compiled blocks hold it, and copies of them run in the same process
 
     @property

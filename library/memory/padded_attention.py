@@ -65,8 +65,10 @@ class _PaddedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logarithm = ctx.saved_tensors
-        found = torch.ops.kohya.padded_scaled_dot_product_backward(gradients[0], q, k, v, output, logarithm, ctx.kernel)
-        return *found, None, None
+        input_gradients = torch.ops.kohya.padded_scaled_dot_product_backward(
+            gradients[0], q, k, v, output, logarithm, ctx.kernel
+        )
+        return *input_gradients, None, None
 
 
 # The names contain "_scaled_dot_product", by which checkpoints find attention.

@@ -175,8 +175,8 @@ def _latest_events(path: str, written: tuple[int, int, int]) -> JsonObject:
         # Parsing all lines would take most of the time of a table.
         mark = f'"kind": "{kind}"'.encode()
         for line in reversed(lines):
-            if mark in line and (found := layout.latest_of(kind, _event(line))):
-                latest |= found
+            if mark in line and (numbers := layout.latest_of(kind, _event(line))):
+                latest |= numbers
                 break
     return latest
 

@@ -120,7 +120,7 @@ def _is_no_number(value: object) -> bool:
 def without_paths(text: object) -> str:
     """Return a text without paths, cut to the length limit of a message."""
     lines = [redaction.TOKENS.sub("<token>", line) for line in str(text).splitlines()]
-    cut = [f"{line[: found.start()]}<path>" if (found := redaction.PATH.search(line)) else line for line in lines]
+    cut = [f"{line[: match.start()]}<path>" if (match := redaction.PATH.search(line)) else line for line in lines]
     return " ".join(cut)[:MAX_WHY]
 
 

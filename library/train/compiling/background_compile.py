@@ -223,18 +223,20 @@ class BackgroundCompiler:
         """
         kinds = passes.batches.kinds()
         self._kinds, self._sizes = [*kinds], len(kinds)
-        wanted = [kind for kind, _ in kinds.most_common()]
+        to_record = [kind for kind, _ in kinds.most_common()]
         if self._config.compile.dynamic is not False:
-            wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
+            to_record = [
+                next(k for k in to_record if k[0] == number) for number in dict.fromkeys(kind[0] for kind in to_record)
+            ]
         calls: dict[tuple[int, ...], list[BlockCall]] = {}
         # The largest size is recorded first, as the others fit into its memory; most are recorded in their first step.
-        recorded = (passes.largest(), wanted[0])
-        for kind in dict.fromkeys([*recorded, *wanted]):
+        recorded = (passes.largest(), to_record[0])
+        for kind in dict.fromkeys([*recorded, *to_record]):
             recording = contextlib.nullcontext() if kind in recorded else passes.unrecorded()
             with recording, block_calls.noted(passes.denoiser) as calls[kind]:
                 passes.run_within_limit(kind)
-        self._time_pass(passes, wanted[0])
-        return [call for kind in wanted for call in calls[kind]]
+        self._time_pass(passes, to_record[0])
+        return [call for kind in to_record for call in calls[kind]]
 
     def _time_pass(self, passes: TrialPasses, kind: Kind) -> None:
         """Time a separate pass, as earlier ones also recorded."""

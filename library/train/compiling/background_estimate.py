@@ -19,7 +19,9 @@ def speed_of(processes: int) -> float:
 
 def bytes_to_compile(blocks: Iterable[tuple[int, int]]) -> float:
     """Return the GPU memory of the compiling process, from the bytes of each block's weights and largest input."""
-    return CONTEXT_BYTES + max(BLOCK_COPIES * weights + KEPT_ACTIVATIONS * given for weights, given in blocks)
+    return CONTEXT_BYTES + max(
+        BLOCK_COPIES * weights + KEPT_ACTIVATIONS * largest_input for weights, largest_input in blocks
+    )
 
 
 def lack_of_room(needed: float, free: float) -> str:

@@ -145,10 +145,10 @@ def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:
             del module._modules[name]
 
 
-def _read_numbers(wanted: "queue.SimpleQueue[int | None]") -> None:
+def _read_numbers(indices: "queue.SimpleQueue[int | None]") -> None:
     """Queue the indices of calls, None for an empty line; end this process when stdin ends."""
     for line in sys.stdin:
-        wanted.put(int(line) if line.strip() else None)
+        indices.put(int(line) if line.strip() else None)
     os._exit(1)
 
 

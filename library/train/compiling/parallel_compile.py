@@ -178,8 +178,8 @@ class ParallelCompiler:
             last = time.monotonic()
             self._report(own + loaded, len(calls))
 
-    def _report(self, known: int, total: int) -> None:
-        self._journal.phase(Message("compiling"), known, total)
+    def _report(self, done: int, total: int) -> None:
+        self._journal.phase(Message("compiling"), done, total)
 
 
 def slowest_first(calls: Sequence[BlockCall], denoiser: nn.Module) -> list[BlockCall]:
