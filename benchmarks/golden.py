@@ -1,13 +1,13 @@
-"""Golden runs: what tiny trainings leave behind, recorded once and compared bit for bit after a change of the code.
+"""Golden runs: the output of tiny trainings, recorded once and compared bit for bit after a code change.
 
     python -m benchmarks.golden record FOLDER [--tree PATH]    # the inputs, and one JSON file per case
-    python -m benchmarks.golden compare FOLDER [--tree PATH]   # runs them again; exits with 1 if they differ
+    python -m benchmarks.golden compare FOLDER [--tree PATH]   # run them again; exit with 1 if they differ
 
 Every case trains on a CPU through the scripts in `sd-scripts/`, as a user would, so that one recording serves many
-versions of the code: `--tree` names the folder of the version to run (default: the one this file is in). A comparison
-runs the options that stand in the recording; losses, saved tensors, metadata, states, caches, previews, the names of
-files and the run's record must be equal. Texts (help, logs, the page) may be reworded: a difference there is printed
-and does not count. Bits depend on the processor and the packages: compare on the machine that recorded.
+versions of the code: `--tree` names the folder of the version to run (default: the folder of this file). A comparison
+runs the recorded options; losses, saved tensors, metadata, states, caches, previews, file names and the run's record
+must be equal. Texts (help, logs, the page) may be reworded: their differences are printed but do not fail the
+comparison. Bits depend on the processor and the packages, so compare on the machine that recorded.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from benchmarks.golden_files import LOOSE, Failed, Json, Options, Place, collect
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 GOLDEN_CASES_FILE = PROJECT_ROOT / "benchmarks" / "golden.toml"
-PAGES = "pages"  # the case that trains nothing: help, options, check and the page's form
+PAGES = "pages"  # the case without training: help, options, check and the page's form
 MAX_DIFFERENCES = 12  # differences printed per case
-MOMENT = 1_700_000_000  # modification time of the pictures: caches name it
+MOMENT = 1_700_000_000  # modification time of the images, which caches record
 
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Trainings of one script, one after another in one folder; none of them for the case that only reads."""
+    """Trainings of one script, one after another in one folder; no training for the case that only reads."""
 
     name: str
     script: str
@@ -54,7 +54,7 @@ class GoldenCase:
 
 
 def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
-    """Run the stages of a case one after another in one folder; what they left behind, by category."""
+    """Run the stages of a case in turn in one folder; return their output by category."""
     shutil.copytree(place.inputs / "images", place.work / "images")
     for picture in sorted((place.work / "images").rglob("*.*")):
         os.utime(picture, (MOMENT, MOMENT))
@@ -85,11 +85,11 @@ def run_case(case: GoldenCase, place: Place) -> dict[str, Json]:
     unhurried = [
         re.sub(r"\b[\d.]+ s(\b|/it.*)", "N s", line)
         for line in printed
-        if not re.search(r": \d+ of \d+|^A step took ", line)  # the last names what took at least 0.05 s
+        if not re.search(r": \d+ of \d+|^A step took ", line)  # the last lists phases of at least 0.05 s
     ]
     texts = left.setdefault(LOOSE, {})
     assert isinstance(texts, dict)
-    # That line names the phases that took at least 0.05 s, which depends on the machine's load.
+    # That line lists phases of at least 0.05 s, which depend on the machine's load.
     unhurried = [re.sub(r"(Ready for the first step after N s): .*", r"\1", line) for line in unhurried]
     unhurried = [re.sub(r"samples took \d+%", "samples took N%", line) for line in unhurried]
     texts["console"] = [place.text(line) for line in unhurried]
@@ -101,11 +101,11 @@ def options_toml(options: Options, place: Place) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in json.loads(filled).items())
 
 
-# ---- what is read without training
+# ---- reading without training
 
 
 def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
-    """Help, options, the answer of `kohya check --json` and the form of the page."""
+    """Return help, options, the output of `kohya check --json` and the form of the page."""
     shutil.copytree(place.inputs / "images", place.work / "images")
     options: dict[str, Json] = {}
     texts: dict[str, Json] = {}
@@ -129,7 +129,7 @@ def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
 
 
 def form(place: Place) -> tuple[Json, Json]:
-    """What the served page says, and the fields of its forms."""
+    """Return the texts of the served page, and the fields of its forms."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -159,7 +159,7 @@ def form(place: Place) -> tuple[Json, Json]:
 
 
 class FormReader(HTMLParser):
-    """The fields of a form, with the values that can be chosen, and what a visitor reads, in the order of the page."""
+    """Collects the fields of a form with their choices, and the visible text, in page order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,8 @@ class FormReader(HTMLParser):
 
 
 def golden_cases() -> list[GoldenCase]:
-    """The cases of golden.toml, and the one that reads the pages with the plain options of every script."""
+    """Return the cases of golden.toml, and the one that reads help and pages with the default options of every
+    script."""
     tables = tomllib.loads(GOLDEN_CASES_FILE.read_text(encoding="utf-8"))
 
     def whole(script: str, stage: Options) -> Options:
@@ -199,7 +200,7 @@ def golden_cases() -> list[GoldenCase]:
 
 
 def make_inputs(folder: Path) -> None:
-    """Tiny models, pictures and prompts, once: a comparison must not depend on what makes them."""
+    """Make tiny models, images and prompts once, as a comparison must not depend on the code that makes them."""
     from library.demo import files
     from library.families import FAMILIES
 
@@ -216,7 +217,7 @@ def make_inputs(folder: Path) -> None:
 
 
 def run_case_in_folder(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> dict[str, Json]:
-    """Run a case in a folder of its own, which is deleted unless `keep`."""
+    """Run a case in its own folder, which is deleted unless `keep` is set."""
     work = Path(tempfile.mkdtemp(prefix=f"golden-{case.name}-")).resolve()
     try:
         place = Place(tree, folder / "inputs", work, folder / "compiled")
@@ -229,7 +230,7 @@ def run_case_in_folder(case: GoldenCase, tree: Path, folder: Path, keep: bool) -
 
 
 def compare_values(before: Json, after: Json, where: str = "") -> Iterator[str]:
-    """A line for every value that is not the same."""
+    """Yield a line for every value that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             name = f"{where}: {key}" if where else key
@@ -249,7 +250,7 @@ def compare_values(before: Json, after: Json, where: str = "") -> Iterator[str]:
 
 
 def record_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
-    """Run a case and keep what it left."""
+    """Run a case and store its output."""
     started = time.monotonic()
     left = {"case": asdict(case), "result": run_case_in_folder(case, tree, folder, keep)}
     (folder / f"{case.name}.json").write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")
@@ -258,7 +259,7 @@ def record_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
 
 
 def compare_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool:
-    """Run a recorded case again, and print what differs; whether nothing that counts does."""
+    """Run a recorded case again and print its differences; return whether all values but texts are equal."""
     started = time.monotonic()
     before = json.loads((folder / f"{case.name}.json").read_text(encoding="utf-8"))["result"]
     after = run_case_in_folder(case, tree, folder, keep)
@@ -273,7 +274,7 @@ def compare_case(case: GoldenCase, tree: Path, folder: Path, keep: bool) -> bool
 
 
 def succeeded(name: str, future: "Future[bool]") -> bool:
-    """Wait for a case; one that fails is a difference and no end of the others."""
+    """Wait for a case; a failure counts as a difference and does not stop the others."""
     try:
         return future.result()
     except Failed as error:
@@ -285,11 +286,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("folder", type=Path, help="the recording")
-    parser.add_argument("--tree", type=Path, default=PROJECT_ROOT, help="the version of the code that is run")
+    parser.add_argument("--tree", type=Path, default=PROJECT_ROOT, help="folder of the code version to run")
     parser.add_argument("--quick", action="store_true", help="a few cases, in less than a minute")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
-    parser.add_argument("--jobs", type=int, default=1, help="cases that run at the same time")
-    parser.add_argument("--keep", action="store_true", help="keep the folders in which the cases ran")
+    parser.add_argument("--jobs", type=int, default=1, help="number of cases that run in parallel")
+    parser.add_argument("--keep", action="store_true", help="keep the working folders of the cases")
     args = parser.parse_args(argv)
     folder, tree = args.folder.resolve(), args.tree.resolve()
     if args.what == "record":
@@ -301,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stored = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
         cases = [GoldenCase(**result["case"]) for result in stored]
     if unknown := set(args.case) - {case.name for case in cases} or (not cases and {str(folder)}):
-        parser.error(f"no such case or recording: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown case, or not recorded: {', '.join(sorted(unknown))}")
     chosen = [case for case in cases if (case.quick or not args.quick) and (case.name in args.case or not args.case)]
     work = record_case if args.what == "record" else compare_case
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -1,4 +1,4 @@
-"""What a run of a case in golden.py leaves behind, as digests, numbers and texts that are the same in every run."""
+"""The output of a case in golden.py, as digests, numbers and texts that are equal in every run."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 Options: TypeAlias = dict[str, Json]
 
 
-LOOSE = "texts"  # what may differ
-# Different in every run: moments, durations, sizes of memory, random ids, the version of the program, and the order of
-# a set that diffusers writes as a list.
+LOOSE = "texts"  # may differ
+# Different in every run: times, durations, memory sizes, random ids, the program's version, and the order of a set that
+# diffusers writes as a list.
 UNSTEADY = re.compile(
     r"^(t|s_it|eta|bytes|total|(.*/)?seconds|cache_hits|id|started|ended|heartbeat|pid|process_start|boot|since_boot|"
     r"host|versions|hardware|folder|lost_seconds|share|modelspec\.date|modelspec\.implementation_version|ss_session_id|"
@@ -27,12 +27,12 @@ UNSTEADY = re.compile(
 
 
 class Failed(Exception):
-    """A case could not be run to its end."""
+    """A case could not be completed."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of one run of a case, and how the text in its files is made the same everywhere."""
+    """The folders of one run of a case; normalises the text of its files."""
 
     tree: Path
     inputs: Path
@@ -40,7 +40,7 @@ class Place:
     compiled: Path
 
     def text(self, raw: str) -> str:
-        """`raw` without folders, moments and the ids of runs."""
+        """Return `raw` without folders, times and run ids."""
         for folder, name in ((self.work, "WORK"), (self.inputs, "INPUTS"), (self.tree, "TREE")):
             raw = raw.replace(str(folder), name)
         raw = re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}\b", "-RUN", raw)
@@ -48,7 +48,7 @@ class Place:
         return re.sub(r"\b20\d{12}\b|(?<=_)20\d{12}(?=_)", "TIME", raw)
 
     def steady(self, value: Json) -> Json:
-        """A JSON value without what differs in every run."""
+        """Return a JSON value without the parts that differ in every run."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -58,7 +58,7 @@ class Place:
         return value
 
     def environment(self) -> dict[str, str]:
-        """Of a process that uses this tree alone, one thread, no network, and no folder of the user."""
+        """Return the environment of a process limited to this tree, one thread, no network and no user folder."""
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))},
             "PYTHONPATH": str(self.tree),
@@ -74,7 +74,7 @@ class Place:
         }
 
     def run(self, arguments: Sequence[str | Path], may_fail: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run this Python with arguments. Raises Failed with the end of what it printed when it fails."""
+        """Run this Python with arguments. Raises Failed, with the end of its output, on failure."""
         command = [sys.executable, *map(str, arguments)]
         done = subprocess.run(
             command,
@@ -89,14 +89,14 @@ class Place:
         return done
 
     def kohya(self) -> list[str]:
-        """The arguments of Python that are the console command of this tree."""
+        """Return the Python arguments that run this tree's console command."""
         project = tomllib.loads((self.tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         module, function = project["scripts"]["kohya"].split(":")
         return ["-c", f"import sys; from {module} import {function} as main; sys.exit(main())"]
 
 
 def collect_outputs(place: Place) -> dict[str, Json]:
-    """Everything that is below out/, images/ and logs/, as digests and numbers."""
+    """Return all files below out/, images/ and logs/ as digests and numbers."""
     outputs: dict[str, dict[str, Json]] = {}
     for path in sorted(path for top in ("out", "images", "logs") for path in (place.work / top).rglob("*")):
         if path.is_dir():
@@ -108,7 +108,7 @@ def collect_outputs(place: Place) -> dict[str, Json]:
         elif path.name == "progress.jsonl":
             outputs.setdefault("record", {})[name], outputs.setdefault(LOOSE, {})[name] = noted_events(path, place)
         elif path.name == "log.txt":
-            continue  # what the console shows, with times
+            continue  # console output, with times
         elif not (name.startswith("images/") and path.suffix in (".png", ".txt")):
             category = "record" if path.name == "run.json" else "caches" if path.suffix == ".npz" else "files"
             outputs.setdefault(category, {})[name] = READERS_BY_SUFFIX.get(path.suffix, digest_file)(path, place)
@@ -123,11 +123,11 @@ def digest(data: bytes) -> str:
 
 
 def safetensors(path: Path, place: Place) -> Json:
-    """Tensors by key, as type, shape and digest, and the metadata."""
+    """Return tensors by key, as type, shape and digest, and the metadata."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
-    # Without the hash of bytes at a fixed place of the file: the times in the metadata move what is there.
+    # Leave out the hash of bytes at a fixed offset: times in the metadata shift the data.
     metadata = {k: v for k, v in header.pop("__metadata__", {}).items() if k != "sshs_legacy_hash"}
     tensors: dict[str, Json] = {
         key: f"{tensor['dtype']} {tensor['shape']} {digest(data[slice(*tensor['data_offsets'])])}"
@@ -137,7 +137,7 @@ def safetensors(path: Path, place: Place) -> Json:
 
 
 def pickled(path: Path, place: Place) -> Json:
-    """A file of torch.save, without running code from it."""
+    """Return the tensors of a torch.save file without running code from it."""
     import torch
 
     def summed(value: object) -> Json:
@@ -154,7 +154,7 @@ def pickled(path: Path, place: Place) -> Json:
 
 
 def arrays(path: Path, place: Place) -> Json:
-    """The arrays of a cache by key."""
+    """Return the arrays of a cache by key."""
     import numpy as np
 
     with np.load(path) as stored:
@@ -168,7 +168,7 @@ def arrays(path: Path, place: Place) -> Json:
 
 
 def picture(path: Path, place: Place) -> Json:
-    """The pixels of a preview, and what is written into its file."""
+    """Return the pixels of a preview and the text in its file."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -179,7 +179,7 @@ def picture(path: Path, place: Place) -> Json:
 def parse_json_file(path: Path, place: Place) -> Json:
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content, dict) and isinstance(texts := content.get("texts"), list):
-        # What took time depends on the machine's load.
+        # Durations depend on the machine's load.
         content["texts"] = [text for text in texts if text.get("at", [])[:1] != ["lost_seconds"]]
         content = {name: value for name, value in content.items() if name != "texts" or value}
     return place.steady(content)
@@ -201,7 +201,7 @@ READERS_BY_SUFFIX: dict[str, Callable[[Path, Place], Json]] = {
 
 
 def scalars(path: Path) -> dict[str, Json]:
-    """The numbers of a TensorBoard file: by name, those of each step."""
+    """Return the values of a TensorBoard file by name and step."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -215,7 +215,7 @@ def scalars(path: Path) -> dict[str, Json]:
 
 
 def noted_events(path: Path, place: Place) -> tuple[Json, Json]:
-    """What a run has noted: the numbers by kind, and the sentences, each once."""
+    """Return the events of a run's record: numbers by kind, and each sentence once."""
     numbers: list[Json] = []
     sentences: dict[str, None] = {}
     for line in path.read_text(encoding="utf-8").splitlines():

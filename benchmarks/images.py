@@ -1,14 +1,14 @@
-"""Seconds of a denoising step and of an image, beside diffusers: full-size models with random weights, on one GPU.
+"""Time a denoising step and an image beside diffusers: full-size models with random weights, on one GPU.
 
     python -m benchmarks.images --family flux --out flux.jsonl    # minutes; or another family
     python -m benchmarks.images --family flux --ways "diffusers eager" "ours eager"
-    python -m benchmarks.images --family flux --tiny              # tiny models, on a CPU too: shows that it runs
+    python -m benchmarks.images --family flux --tiny              # a quick trial with tiny models, also on a CPU
 
-Each way generates the same images (size, steps, guidance, dtype, lengths of text) in a process of its own: bf16, one
-image at a time, 1024 x 1024. Text is random, as no text encoder is measured. A row, printed as a line of JSON, says:
-seconds of the first image (with an empty cache of the compiler unless --cache names a full one), of a denoising step
-and of the next image, decoding included (medians), the most memory in use, what was compiled and recorded, and the
-operations of an image that the host asked for: kernels, graphs, copies, and waits for the GPU.
+Each way generates the same images (size, steps, guidance, dtype, text lengths) in a separate process: bf16, one image
+at a time, 1024 x 1024. Text is random, as text encoders are not measured. A row, printed as a line of JSON, has:
+seconds of the first image (with an empty compiler cache unless --cache names a warm one), of a denoising step and of
+the next image, decoding included (medians); peak memory; what was compiled and recorded; and the operations that the
+host launched for an image: kernels, graphs, copies, and waits for the GPU.
 """
 
 import argparse
@@ -32,11 +32,11 @@ TIMED_IMAGES = 3  # timed after the first
 
 @dataclass(frozen=True)
 class ImageCase:
-    """What one image of a family is generated with."""
+    """The settings of one image of a family."""
 
     steps: int
-    scale: float  # classifier-free guidance; the family's value for none where it is not guided
-    theirs: dict[str, float]  # the same in a call of diffusers' pipeline
+    scale: float  # classifier-free guidance; for an unguided model, the family's neutral value
+    theirs: dict[str, float]  # the same for diffusers' pipeline
     guidance: float | None = None  # of guidance-distilled models
 
 
@@ -48,7 +48,7 @@ IMAGE_CASES = {
     "qwen_image_21": ImageCase(40, 1.0, {}),
     "zimage": ImageCase(25, 4.0, {"guidance_scale": 4.0}),
     "flux_2": ImageCase(50, 4.0, {"guidance_scale": 4.0}),
-    "flux_3": ImageCase(50, 4.0, {}),  # its pipeline in diffusers is of another kind
+    "flux_3": ImageCase(50, 4.0, {}),  # diffusers has another kind of pipeline for it
     "anima": ImageCase(30, 4.0, {}),
     "sd15": ImageCase(30, 7.5, {}),
 }
@@ -61,8 +61,8 @@ PIPELINES_OF_IMAGES = {
 COMPILED_IMAGES = {"sample_compile": "true"}
 FP8_PRODUCTS = {"fp8_base": True, "fp8_compute": True}
 CACHED_IMAGES = {**COMPILED_IMAGES, "cuda_graphs": "false", "sample_cache": "auto"}
-# Random weights do not say how many passes `sample_cache = auto` skips, so the ways with it skip about this share of
-# them: what it skips of 28 steps on the small trained FLUX.1 (docs/recipes.md).
+# With random weights `sample_cache = auto` skips an arbitrary share of passes, so the cached ways skip about as many as
+# it does of 28 steps of the small trained FLUX.1 (docs/recipes.md).
 SKIPPED_SHARE = 0.55
 OUR_WAYS: dict[str, dict[str, Any]] = {
     "ours eager": {"sample_compile": "false", "cuda_graphs": "false"},
@@ -75,28 +75,28 @@ OUR_WAYS: dict[str, dict[str, Any]] = {
     "ours fp8 products, compiled, cached": {**CACHED_IMAGES, **FP8_PRODUCTS},
     "ours sage, compiled, recorded": {**COMPILED_IMAGES, "cuda_graphs": "true", "sample_attention": "sage"},
     "ours flash4, compiled, recorded": {**COMPILED_IMAGES, "cuda_graphs": "true", "sample_attention": "flash4"},
-    "ours in little memory": {**COMPILED_IMAGES, **FP8_PRODUCTS},  # with a preset's swapping, held to its memory
+    "ours in little memory": {**COMPILED_IMAGES, **FP8_PRODUCTS},  # with a preset's swapping and memory limit
 }
 LITTLE_MEMORY: dict[str, dict[str, Any]] = {  # of the presets lora-8gb and lora-12gb
     "flux": {"blocks_to_swap": 35, "gpu_memory_limit": 8},
     "qwen_image": {"blocks_to_swap": 50, "gpu_memory_limit": 12},
 }
-# Names of diffusers' ways -> the arguments of compile_repeated_blocks, None without compiling.
+# Names of diffusers' ways -> arguments of compile_repeated_blocks; None: not compiled.
 THEIR_WAYS: dict[str, dict[str, Any] | None] = {
     "diffusers eager": None,
     "diffusers compiled": {"fullgraph": True},
     "diffusers compiled, max-autotune": {"fullgraph": True, "mode": "max-autotune-no-cudagraphs"},
 }
-BY_NAME = ("max-autotune", "cached", "sage", "flash4", "little memory")  # ways that run only if they are named
+BY_NAME = ("max-autotune", "cached", "sage", "flash4", "little memory")  # run only on request
 DEFAULT_WAYS = [name for name in (*THEIR_WAYS, *OUR_WAYS) if not any(part in name for part in BY_NAME)]
 
 
-# ---- in a process of its own
+# ---- in the child process
 
 
 @dataclass
 class Drawing:
-    """A model that is ready to draw."""
+    """A model that is ready to generate."""
 
     denoise: Callable[[], Any]  # all steps of an image, without decoding
     image: Callable[[], Any]
@@ -105,7 +105,7 @@ class Drawing:
 
 
 def measure_way(family: str, way: str, tiny: bool, images: int) -> dict[str, Any]:
-    """One row."""
+    """Measure one way; return its row."""
     import torch
 
     from library.bench import machine
@@ -142,7 +142,7 @@ def measure_way(family: str, way: str, tiny: bool, images: int) -> dict[str, Any
 
 
 def timed(call: Callable[[], Any], device: Any) -> float:
-    """Seconds until the device has finished what `call` launches."""
+    """Return the seconds until the device has finished the work that `call` launches."""
     import torch
 
     began = time.perf_counter()
@@ -157,7 +157,7 @@ def side_of(tiny: bool) -> int:
 
 
 def prepare_ours(family_name: str, options: dict[str, Any], case: ImageCase, tiny: bool, device: Any) -> Drawing:
-    """This trainer's sampler on its own denoiser."""
+    """Return this trainer's sampler on its own denoiser."""
     import torch
 
     from library import families
@@ -188,13 +188,13 @@ def prepare_ours(family_name: str, options: dict[str, Any], case: ImageCase, tin
         running.enter_context(skipped_share(SKIPPED_SHARE))
     running.enter_context(timed_images.running())
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # the random model was filled in 16 bits
+        torch.cuda.reset_peak_memory_stats(device)  # random weights are in 16 bits
     return Drawing(timed_images.denoise, timed_images.image, running, timed_images.facts)
 
 
 @contextlib.contextmanager
 def skipped_share(share: float) -> Iterator[None]:
-    """Let a feature cache skip this share of the passes within this context, at the cost that its decision has."""
+    """Let a feature cache skip this share of passes within this context; the cost of its decision remains."""
     from library.sampling import feature_cache
 
     decide = feature_cache._Run.decide
@@ -213,7 +213,7 @@ def skipped_share(share: float) -> Iterator[None]:
 def prepare_theirs(
     family_name: str, compiling: dict[str, Any] | None, case: ImageCase, tiny: bool, device: Any
 ) -> Drawing:
-    """diffusers' pipeline, with its own denoiser."""
+    """Return diffusers' pipeline with its own denoiser."""
     import torch
 
     from library import families
@@ -239,7 +239,7 @@ def prepare_theirs(
     arguments |= {"height": side, "width": side, "num_inference_steps": case.steps}
     if compiling is not None:
         settings: Any = torch_private.config_module("dynamo")
-        settings.recompile_limit = 64  # an argument of compile only in newer PyTorch
+        settings.recompile_limit = 64  # only newer PyTorch has this argument of compile
         denoiser.compile_repeated_blocks(**compiling)  # type: ignore[operator]
 
     def draw(output_type: str) -> Any:
@@ -249,15 +249,15 @@ def prepare_theirs(
 
 
 def their_denoiser(family: str, sizes: Any, subject: Any) -> Any:
-    """diffusers' own transformer in these sizes."""
+    """Return diffusers' own transformer in these sizes."""
     import diffusers
 
     from library.families.shared.transformer import rope_axes
 
-    if family == "sdxl":  # whose U-Net is diffusers'
+    if family == "sdxl":  # its U-Net is diffusers' own
         return subject.random.denoiser()
     heads: dict[str, Any] = {"num_attention_heads": sizes.hidden // sizes.head, "attention_head_dim": sizes.head}
-    models: Any = diffusers  # its annotations are narrower than what it accepts
+    models: Any = diffusers  # accepts more than its annotations say
     if family in ("flux", "flux_2"):
         heads |= {"num_layers": sizes.double_blocks, "num_single_layers": sizes.single_blocks}
         heads |= {"in_channels": 4 * sizes.channels, "guidance_embeds": sizes.guidance}
@@ -289,7 +289,7 @@ def their_denoiser(family: str, sizes: Any, subject: Any) -> Any:
 
 
 def their_pipeline(family: str, denoiser: Any, vae: Any) -> Any:
-    """diffusers' pipeline around a denoiser, without text encoders."""
+    """Return diffusers' pipeline around a denoiser, without text encoders."""
     import diffusers
 
     models: Any = diffusers
@@ -302,13 +302,13 @@ def their_pipeline(family: str, denoiser: Any, vae: Any) -> Any:
     scheduler = models.FlowMatchEulerDiscreteScheduler(**shift)
     if family == "flux":
         return models.FluxPipeline(scheduler, vae, None, None, None, None, denoiser)
-    vae = getattr(vae, "network", vae)  # with frames, if it has them
+    vae = getattr(vae, "network", vae)  # with frames for a video model
     name = PIPELINES_OF_IMAGES[family]
     return getattr(models, name)(scheduler, vae, None, None, denoiser)
 
 
 def their_text(family: str, text: dict[str, Any]) -> dict[str, Any]:
-    """The same random text as arguments of diffusers' pipeline; the first row is the negative prompt."""
+    """Return the same random text as arguments of diffusers' pipeline; the first row is the negative prompt."""
     import torch
 
     if family == "sdxl":
@@ -332,11 +332,11 @@ def their_text(family: str, text: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-# ---- in the process that was started
+# ---- in the parent process
 
 
 def run_way(args: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
-    """One row, from a process of its own."""
+    """Measure one way in a separate process; return its row."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
     places["PYTHONPATH"] = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     command = [sys.executable, "-m", "benchmarks.images", "--child", way, "--family", args.family]
@@ -352,24 +352,24 @@ def run_way(args: argparse.Namespace, way: str, cache: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure all ways; 1 where one failed."""
+    """Measure all ways; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=IMAGE_CASES, required=True)
     parser.add_argument("--ways", nargs="+", choices=(*THEIR_WAYS, *OUR_WAYS), default=DEFAULT_WAYS)
-    parser.add_argument("--pictures", type=int, default=TIMED_IMAGES, help="images that are timed after the first")
-    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
-    parser.add_argument("--limit", type=float, default=500, help="seconds after which a way is ended")
-    parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: an empty one for each way")
-    parser.add_argument("--out", type=Path, help="append the rows to this file, a line of JSON each")
+    parser.add_argument("--pictures", type=int, default=TIMED_IMAGES, help="number of images to time after the first")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: a quick trial, not a measurement")
+    parser.add_argument("--limit", type=float, default=500, help="time limit per way in seconds")
+    parser.add_argument("--cache", type=Path, help="compiler cache folder; default: an empty one for each way")
+    parser.add_argument("--out", type=Path, help="append the rows to this file as JSON lines")
     parser.add_argument("--child", choices=(*THEIR_WAYS, *OUR_WAYS), help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.child:
         print("\n" + json.dumps(measure_way(args.family, args.child, args.tiny, args.pictures)), flush=True)
-        os._exit(0)  # threads of the compiler may hang on
+        os._exit(0)  # compiler threads may not end
     rows = []
     for way in args.ways:
         if way in THEIR_WAYS and not IMAGE_CASES[args.family].theirs:
-            continue  # diffusers has no pipeline for it
+            continue  # not in diffusers
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             row = {"family": args.family, "way": way, **run_way(args, way, args.cache or Path(folder))}
         rows.append(row)

@@ -1,9 +1,8 @@
-"""Runs a LoRA script of musubi-tuner on a small model: `python musubi_small.py FOLDER SCRIPT LOSSES OPTION...`.
+"""Run a LoRA script of musubi-tuner on a small model: `python musubi_small.py FOLDER SCRIPT LOSSES OPTION...`.
 
-musubi-tuner has the sizes of Krea 2's transformer in its code, and trains in bf16. This sets the sizes of the given
-file and float32 before its training starts, and leaves the training itself alone; it also writes the loss of each step
-to LOSSES, a line of JSON each. Run it as a file, in an environment of musubi-tuner
-with this project behind it.
+musubi-tuner hard-codes the sizes of Krea 2's transformer, and trains in bf16. This launcher sets the sizes of the file
+in FOLDER and float32 before the training starts, does not change the training itself, and writes the loss of each step
+to LOSSES as JSON lines. Run it as a file in musubi-tuner's environment, with this project after it on the path.
 """
 
 import importlib
@@ -22,7 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def krea_2_sizes(shapes: Shapes) -> dict[str, int]:
-    """Krea 2's transformer, by the names of musubi-tuner's SingleMMDiTConfig."""
+    """Return the sizes of Krea 2's transformer by the names of musubi-tuner's SingleMMDiTConfig."""
     hidden, reads = shapes["first.weight"]
     head = shapes["blocks.0.attn.qknorm.qnorm.scale"][0]
     fusion = "txtfusion.layerwise_blocks.0.attn."
@@ -42,18 +41,18 @@ def krea_2_sizes(shapes: Shapes) -> dict[str, int]:
 
 
 def without_added_sigma(trainer: Any) -> None:
-    """Let the transformer see the timestep of the noise itself, to which musubi-tuner adds 1 of 1000."""
+    """Pass the noise's own timestep to the transformer; musubi-tuner adds 1 of 1000 to it."""
     noised = trainer.get_noisy_model_input_and_timesteps
 
-    def exact(*given: Any, **named: Any) -> tuple[Any, Any]:
-        latents, timesteps = noised(*given, **named)
+    def exact(*positional: Any, **named: Any) -> tuple[Any, Any]:
+        latents, timesteps = noised(*positional, **named)
         return latents, timesteps - 1
 
     trainer.get_noisy_model_input_and_timesteps = exact
 
 
 def stub_missing() -> None:
-    """Stand-ins for PyAV and torchvision where they are missing: only videos and grids of samples need them."""
+    """Install stubs for PyAV and torchvision if they are missing: only videos and sample grids need them."""
     for name, parts in (("av", ()), ("torchvision", ("transforms", "utils"))):
         if importlib.util.find_spec(name) is None:
             inner = {part: module_stub(f"{name}.{part}") for part in parts}
@@ -62,7 +61,7 @@ def stub_missing() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Train as the script of that name does."""
+    """Run the script's training."""
     folder, script, losses, *options = arguments
     sys.path.insert(0, str(Path(folder) / "src"))
     stub_missing()

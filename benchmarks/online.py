@@ -1,4 +1,4 @@
-"""A server of the page, and the browser with which tests and benchmarks visit it."""
+"""A server of the page, and the browser for tests and benchmarks."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def find_chromium() -> str | None:
-    """Return the browser that CHROMIUM names, else the first one on the PATH."""
+    """Return the browser named by CHROMIUM, or else the first one on the PATH."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @contextlib.contextmanager
 def online(app: Any) -> Iterator[str]:
-    """Serve an application within the context; yields its address."""
+    """Serve an application within the context; yield its address."""
     import uvicorn
 
     from kohya_gui.server.serving import bind
@@ -37,7 +37,7 @@ def online(app: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def page_online(root: Path) -> Iterator[str]:
-    """Serve the page for files in this folder within the context; yields its address."""
+    """Serve the page for files in this folder within the context; yield its address."""
     from kohya_gui.app import application, build_page
 
     with online(application(build_page([root]), {"host": "127.0.0.1"})) as address:

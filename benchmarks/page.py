@@ -1,10 +1,10 @@
-"""How fast and how readable the page is, measured in headless Chromium, beside other trainers' pages.
+"""Measure the speed and readability of the page in headless Chromium, beside other trainers' pages.
 
     python -m benchmarks.page [--quick] [--markdown FILE]
 
 The rivals' numbers come from the same kind of machine with the same methods (2 cores, everything on 127.0.0.1): times
-are taken in the browser from the event to the first frame after what was waited for; "settled" is the last change of
-the document, or the end of the last task over 50 ms. Run it on a machine that does nothing else.
+run in the browser from the event to the first frame that shows the result; "settled" is the last change of the
+document, or the end of the last task over 50 ms. Run it on an idle machine.
 """
 
 import argparse
@@ -34,7 +34,7 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 
-# What is measured: unit, our aim (at most), and kohya_ss 26 / SECourses Musubi 34 / LLaMA-Factory 0.9.5 on such a one.
+# Name: unit, our aim (at most), and kohya_ss 26 / SECourses Musubi 34 / LLaMA-Factory 0.9.5 on such a machine.
 AIMS: dict[str, tuple[str, float | None, str]] = {
     "process start to first page": ("s", 3.0, "6.8 / 9.0 / 6.3"),
     "first HTML": ("MB", 1.5, "6.9 / 6.5 / 1.6"),
@@ -50,7 +50,7 @@ AIMS: dict[str, tuple[str, float | None, str]] = {
     "config loaded, settled": ("ms", 1000, "6045-12918 / 536-2747 / -"),
     "config loaded, longest freeze": ("ms", 200, "5328 / 795 / -"),
     "Print on the page": ("ms", 200, "never / never / 111"),
-    "empty form, Start: told on the page": ("ms", None, "never / toast / toast"),
+    "empty form, Start: message on the page": ("ms", None, "never / toast / toast"),
     "server memory after 5 visits": ("MB", 250, "400 / 596 / 613"),
     "console errors": ("", 0, "0 / 0 / 7"),
     "requests to other hosts": ("", 0, "0 / 0 / 2"),
@@ -75,7 +75,7 @@ const look = () => {
 };
 requestAnimationFrame(look);
 """
-SHOW_TIMEOUT_MS = 20_000  # milliseconds until something that does not show is given up
+SHOW_TIMEOUT_MS = 20_000  # milliseconds to wait for something to appear
 CLICK = """([selector, goal, longest]) => new Promise((done, failed) => {
   const from = { at: 0 };
   setTimeout(() => failed(new Error(`not seen ${longest} ms after a click on ${selector}: ${goal}`)), longest);
@@ -101,7 +101,7 @@ CUT = """() => [...document.querySelectorAll('label, label span, button, [role=t
 
 
 class PageServer:
-    """The page as a process of its own, with a home of its own."""
+    """The page in a separate process with its own home folder."""
 
     def __init__(self, home: Path) -> None:
         with socket.socket() as free:
@@ -114,7 +114,7 @@ class PageServer:
         self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stdout=subprocess.DEVNULL)
 
     def first_page(self) -> float:
-        """Seconds from the start of the process until all of the first HTML has come."""
+        """Return the seconds from process start until the first HTML is complete."""
         while True:
             try:
                 self.get()
@@ -125,14 +125,14 @@ class PageServer:
                 time.sleep(0.02)
 
     def get(self, packed: bool = False) -> bytes:
-        """The first HTML, as it goes over the wire."""
+        """Return the first HTML as sent over the wire."""
         request = urllib.request.Request(self.address, headers={"Accept-Encoding": "gzip" if packed else "identity"})
         with urllib.request.urlopen(request) as answer:
             return answer.read()
 
     @property
     def memory(self) -> float:
-        """Resident memory in MB, children included."""
+        """Return the resident memory in MB, children included."""
         process = psutil.Process(self.process.pid)
         return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)]) / 1e6
 
@@ -142,7 +142,7 @@ class PageServer:
 
 
 class Visit:
-    """A window onto the page in a browser that has never seen it."""
+    """A window of a browser with a fresh profile."""
 
     def __init__(self, browser: Any, address: str, width: int = 1440, height: int = 900, mode: str = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=mode)
@@ -160,7 +160,7 @@ class Visit:
         self.bytes += int(length)
 
     def open(self) -> float:
-        """Milliseconds from the navigation until a field is seen and nothing keeps the page busy."""
+        """Return the milliseconds from navigation until a field is visible and the page is idle."""
         self.page.goto(self.address)
         self.page.wait_for_function("seen.form")
         self.page.wait_for_timeout(700)
@@ -168,11 +168,11 @@ class Visit:
         return max([first, *(start + length for start, length in tasks if start < first + 700)])
 
     def click(self, selector: str, goal: str) -> float:
-        """Milliseconds from a click to the first frame in which `goal` (JavaScript) holds."""
+        """Return the milliseconds from a click to the first frame in which `goal` (JavaScript) is true."""
         return self.page.evaluate(CLICK, [selector, goal, SHOW_TIMEOUT_MS])
 
     def tab(self, name: str) -> float:
-        """Milliseconds until another tab is the one that is seen."""
+        """Return the milliseconds until another tab is visible."""
         return self.press(
             name,
             "role=tab",
@@ -194,7 +194,7 @@ class Visit:
 
 
 def measure_page(quick: bool) -> dict[str, list[float]]:
-    """All numbers by name."""
+    """Return all measurements by name."""
     from playwright.sync_api import sync_playwright
 
     page: dict[str, list[float]] = {}
@@ -247,8 +247,8 @@ def use_page(browser: Any, server: PageServer, folder: Path, note: Note) -> None
     """Go through the tabs, switch the family, load a config, print the command."""
     visitor = Visit(browser, server.address)
     visitor.open()
-    note("empty form, Start: told on the page", visitor.click("button.primary", "shown('.message li, .message p')"))
-    visitor.page.wait_for_selector(".bar:not([data-busy])", timeout=180_000)  # the whole check takes a core of its own
+    note("empty form, Start: message on the page", visitor.click("button.primary", "shown('.message li, .message p')"))
+    visitor.page.wait_for_selector(".bar:not([data-busy])", timeout=180_000)  # the full check occupies one core
     names = visitor.tabs
     rooms = names[: names.index("Lab") + 1]
     rooms.remove("Train")
@@ -273,7 +273,7 @@ def use_page(browser: Any, server: PageServer, folder: Path, note: Note) -> None
 
 
 def config_of_changes(folder: Path) -> Path:
-    """A config in which every option that has a number differs from its default, as far as they go together."""
+    """Return a config in which every numeric option differs from its default, unless options exclude each other."""
     from kohya_gui.form import presets
     from library.config.formats import to_toml
     from library.families import config_class
@@ -290,7 +290,7 @@ def config_of_changes(folder: Path) -> Path:
 
 
 def load_config_in_form(visitor: Visit, path: Path, note: Note) -> None:
-    """Load a config with sections open, and wait until nothing changes any more."""
+    """Load a config with sections open, and wait until the page no longer changes."""
     visitor.page.get_by_placeholder("Config file").locator("visible=true").fill(str(path))
     visitor.page.evaluate(MARK_SCRIPT, ["Load config", "button"])
     visitor.page.evaluate(
@@ -307,7 +307,7 @@ def load_config_in_form(visitor: Visit, path: Path, note: Note) -> None:
 
 
 def look_at_tabs(browser: Any, server: PageServer, note: Note) -> None:
-    """Every tab at both widths, light and dark: what is cut, small, faint or too wide."""
+    """Count cut, small, faint and too wide elements on every tab, at both widths, light and dark."""
     from tests.page.test_browser import FAINT, SMALL
 
     for (width, height), mode in [((1440, 900), "light"), ((390, 844), "light"), ((1440, 900), "dark")]:
@@ -334,11 +334,11 @@ def look_at_tabs(browser: Any, server: PageServer, note: Note) -> None:
 
 
 def every_tab(visitor: Visit) -> Any:
-    """Open one tab after the other, kinds of training first."""
+    """Open every tab in turn, kinds of training first."""
     rooms = visitor.page.locator("#rooms > .tab-wrapper [role=tab]").all_inner_texts()
     names = visitor.page.locator("#kinds > .tab-wrapper [role=tab]").all_inner_texts()
     for name in map(str.strip, [*names, *rooms]):
-        if name == names[0].strip():  # with the dialog for models, which closes before the next tab
+        if name == names[0].strip():  # opens the dialog for models, which closes before the next tab
             visitor.page.locator(".find-models >> visible=true").click()
             visitor.page.locator("dialog.models[open]").wait_for()
             yield "models"
@@ -358,7 +358,7 @@ SUMMED = (
 
 
 def results_table(results: dict[str, list[float]]) -> tuple[list[str], list[str]]:
-    """The lines of the table, and the names of what misses its aim."""
+    """Return the lines of the table, and the names of measurements over their aim."""
     lines = ["| what | ours | aim | kohya_ss / Musubi / LLaMA-Factory |", "|---|---|---|---|"]
     missed = []
     for name, (unit, aim, rivals) in AIMS.items():
@@ -384,7 +384,7 @@ def main() -> int:
     load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     lines, missed = results_table(measure_page(args.quick))
     over = ", ".join(missed) or "nothing"
-    lines += ["", f"{os.cpu_count()} cores, load {load_before:.1f} before it began. Over its aim: {over}."]
+    lines += ["", f"{os.cpu_count()} cores, load {load_before:.1f} at the start. Over the aim: {over}."]
     print("\n".join(lines))
     if args.markdown:
         args.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The same random numbers for two trainers: the n-th noise of a shape is the same in both, wherever it is drawn.
+"""Draw the same random numbers in two trainers: the n-th draw of a shape is equal in both, wherever it happens.
 
     python paired_draws.py SCRIPT OPTION...     # run a script with them
 
-It imports nothing of this project, so that another trainer's process can use it.
+Imports nothing from this project, so that another trainer's process can use it.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ import torch
 
 
 def install() -> None:
-    """Let torch.randn, torch.randn_like and torch.randint draw on the host, from the count of such calls."""
+    """Let torch.randn, torch.randn_like and torch.randint draw on the host, seeded by the number of such calls."""
     calls: Counter[str] = Counter()
 
     def source(kind: str, shape: tuple[int, ...]) -> torch.Generator:
-        key = f"{kind} {tuple(side for side in shape if side != 1)}"  # one has a dimension for frames, one has not
+        key = f"{kind} {tuple(side for side in shape if side != 1)}"  # only one has a dimension for frames
         calls[key] += 1
         digest = hashlib.sha256(f"{key} {calls[key]}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))

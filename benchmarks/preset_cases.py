@@ -1,4 +1,4 @@
-"""What benchmarks/presets.py measures: every preset, and the ways to train that each is compared with."""
+"""The cases of benchmarks/presets.py: every preset, and the settings that each is compared with."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ from typing import Any
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 PRESET_KINDS = ("lora", "finetune", "textual-inversion", "lllite")
-PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets over which the compile profiles are laid
+PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets that are combined with compile profiles
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 LEAST: dict[str, int] = TABLES["least"]
 LARGEST_MEMORY = max(LEAST.values())
@@ -21,14 +21,14 @@ LARGEST_MEMORY = max(LEAST.values())
 # Why: docs/decisions/2026-11-22-swapped-blocks-in-presets.md
 @dataclass(frozen=True)
 class PresetCase:
-    """One thing to measure."""
+    """One measurement."""
 
     family: str
     kind: str  # one of KINDS
     name: str
     values: dict[str, Any]
-    cap: float | None = None  # GiB of the GPU that a preset promises to be enough
-    room: int = 16  # GiB that compiling it may take beside the others
+    cap: float | None = None  # GPU memory in GiB that a preset promises to suffice
+    room: int = 16  # GiB for compiling it beside the others
     size: str = "full"
     warm: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class PresetCase:
 
     @property
     def graphs(self) -> str:
-        """What decides which graphs are made: cases that are equal here share them."""
+        """Return the key of a case's graphs: cases with equal keys share them."""
         names = (
             "gradient_checkpointing",
             "checkpoint_keep_attention",
@@ -66,21 +66,21 @@ class PresetCase:
 
 
 def preset_folder(family: str) -> str:
-    """The folder of presets of a family or a relative."""
+    """Return the preset folder of a family or a relative."""
     from library.families import owner
 
     return owner(family)
 
 
 def known_models() -> list[str]:
-    """Families, and the relatives whose presets have their names."""
+    """Return the families, and the relatives with presets of their own."""
     from library import families
 
     return [name for family in families.all_families() for name in (family.name, *family.demo_variants)]
 
 
 def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetCase]:
-    """The presets of a family or a relative, and what each is compared with."""
+    """Return the presets of a family or a relative, and the cases that each is compared with."""
     cases: list[PresetCase] = []
     relative = "" if preset_folder(family) == family else f"-{family.removeprefix(preset_folder(family)).lstrip('_')}"
     for kind in PRESET_KINDS:
@@ -104,7 +104,8 @@ def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetC
 
 
 def profiled(family: str, size: str) -> list[PresetCase]:
-    """The compile profiles, laid over a preset as the page does it; but for the one that decides within a training."""
+    """Yield a preset combined with each compile profile, as the page does it, except the one that decides during a
+    training."""
     from kohya_gui.form import presets
     from library import families
     from library.config.building import build_config
@@ -124,12 +125,12 @@ def profiled(family: str, size: str) -> list[PresetCase]:
     return cases
 
 
-def choose_case(every: list[PresetCase], wanted: str) -> PresetCase:
-    """The case of a title; values behind it, as in a TOML file, replace its own, and `memory`, in GiB, its limit."""
-    title, *changes = re.split(r" (?=\w+=)", wanted)
-    case = next((case for case in every if case.title == title), None)
+def choose_case(cases: list[PresetCase], title_and_values: str) -> PresetCase:
+    """Return the case of a title; values after it, as in TOML, override its own, and `memory`, in GiB, its limit."""
+    title, *changes = re.split(r" (?=\w+=)", title_and_values)
+    case = next((case for case in cases if case.title == title), None)
     if case is None:
-        raise ValueError(f"--cases: {title!r} is not a preset of the chosen families, nor a way to train them")
+        raise ValueError(f"--cases: {title!r} is neither a preset nor a compared setting of the chosen families")
     if not changes:
         return case
     values = case.values | tomllib.loads("\n".join(changes))

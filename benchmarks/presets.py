@@ -1,18 +1,17 @@
-"""Every preset on a full-size model with random weights, under the memory in its name, beside the other ways to train.
+"""Measure every preset on a full-size model with random weights, within the memory in its name, beside other settings.
 
-    python -m benchmarks.presets --family sdxl --out results.json    # on an H100 or H200, 5 to 8 minutes a family
-    python -m benchmarks.presets --family flux --only lora-8gb       # one preset, and what it is compared with
-    python -m benchmarks.presets --family sdxl --tiny                # tiny models, on a CPU too: shows that it runs
+    python -m benchmarks.presets --family sdxl --out results.json    # on an H100 or H200, 5 to 8 minutes per family
+    python -m benchmarks.presets --family flux --only lora-8gb       # one preset and its comparisons
+    python -m benchmarks.presets --family sdxl --tiny                # a quick trial with tiny models, also on a CPU
 
-Each case is the trainer's own step (noise, forward, backward, clipping, optimizer) with the batch, rank and
-optimizer of the preset, for images of three sizes in turn, in a process of its own. First all cases compile side by
-side into one cache; then they are measured one after the other. A preset gets a GPU as small as its name says: the
-allocator is held to the memory in the name less 0.7 GiB for the desktop and what the driver takes. What it is compared
-with is not held, and its memory says where it would fit.
+Each case is the trainer's own step (noise, forward, backward, clipping, optimizer) with the preset's batch, rank and
+optimizer, for images of three sizes in turn, in a separate process. First all cases compile in parallel into one cache;
+then they are measured one after the other. For a preset the allocator is limited to the memory in its name, less 0.7
+GiB for the desktop and the driver's share. Comparisons have no limit; their peak memory shows which GPU they need.
 
-A row says: seconds a step (the median over rounds), how long of it the GPU was busy (with kernels, and with copies from
-and to the host), the most memory that was in use on the whole GPU, the driver's included, seconds of compiling with the
-cache filled, and what was recorded as CUDA graphs.
+A row has: seconds per step (median over rounds), the GPU's busy time in it (kernels, and copies from and to the host),
+peak memory of the whole GPU, the driver's included, seconds of compiling with a warm cache, and the recorded CUDA
+graphs.
 """
 
 import argparse
@@ -32,28 +31,28 @@ from benchmarks.preset_cases import PROJECT_ROOT, PresetCase, choose_case, known
 
 BUCKET_SIZES = ((1024, 1024), (832, 1216), (1216, 832))
 TINY_SIZES = ((128, 128), (64, 128), (128, 64))
-DESKTOP = 0.7  # GiB of a user's GPU that the desktop and the browser take
+DESKTOP = 0.7  # GiB that desktop and browser take on a user's GPU
 BYTES_PER_GIB = 2**30
 ROUNDS = 5  # over all sizes that are timed
-WARMUP_ROUNDS = 4  # rounds before them where steps are recorded: compiling, two warm-up passes and the recording
-COMPILE_PROCESSES = 8  # processes that compile side by side
+WARMUP_ROUNDS = 4  # rounds before them if steps are recorded: compiling, two warm-up passes and the recording
+COMPILE_PROCESSES = 8  # parallel compiling processes
 
 
-# ---- in a process of its own
+# ---- in the child process
 
 
 def serve_cases() -> None:
-    """Load what takes long, wait for a case on stdin, and print what it took."""
+    """Import slow packages, wait for a case on stdin, and print its measurement."""
     import torch
 
     from library.bench import machine, prepared_model, subjects  # noqa: F401 - loaded while the case before is measured
 
     case = PresetCase(**json.loads(sys.stdin.readline()))
-    # Not before: the driver's memory for this process would be counted with the others'.
+    # Not earlier: this process' driver memory would count for the others.
     device = machine.choose_device("auto")
     try:
         measurement: dict[str, Any] = measure_case(case, device)
-    except Exception as error:  # a way that does not work is a row too
+    except Exception as error:  # a failure is a row, too
         import traceback
 
         traceback.print_exc()
@@ -63,11 +62,11 @@ def serve_cases() -> None:
         if device.type == "cuda":
             measurement["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)
     print("\n" + json.dumps(measurement), flush=True)
-    os._exit(0)  # threads of the compiler may hang on
+    os._exit(0)  # compiler threads may not end
 
 
 def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
-    """One case: seconds a step, the GPU's busy time of it, memory, compiling."""
+    """Return the measurement of one case: seconds per step, the GPU's busy time in it, memory, compiling."""
     import torch
 
     from library.bench import prepared_model, subjects
@@ -85,9 +84,9 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
     loaded = time.perf_counter()
     with prepared_model.open_prepared(subject, config, device, sizes, trainable) as ready:
         del trainable
-        timing.release_memory(device)  # weights were drawn on the GPU, where a training reads them from a file
+        timing.release_memory(device)  # random weights were drawn on the GPU; a training reads them from a file
         watch = MemoryPeak(device)
-        limit, graphs = case.cap and watch.hold_to(case.cap), Heard("library.compiler.cudagraph")
+        limit, graphs = case.cap and watch.hold_to(case.cap), LogCapture("library.compiler.cudagraph")
         recorded = config.compile.records_graphs and not case.warm
         losses: list[Any] = []
         rounds = [
@@ -98,14 +97,14 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
             "loading_s": round(loaded - began, 1),
             "settling_s": round(time.perf_counter() - loaded, 1),
         }
-        measurement["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # of settling: all sizes once
+        measurement["rounds_s"] = [round(seconds, 2) for seconds in rounds]  # warm-up rounds over all sizes
         if not case.warm:
             each = [timing.time_call(lambda: [ready.step() for _ in sizes], device) / len(sizes) for _ in range(ROUNDS)]
             measurement |= {"s_it": round(sorted(each)[len(each) // 2], 4), "fastest": round(min(each), 4)}
             measurement |= busy(ready, len(sizes), device)
         done = ready.compiling()
         again = [f"{event.block}: {event.reason}" for event in ready.compile_log.recompilations()]
-    if device.type == "cuda":  # of this process alone, should others use the GPU
+    if device.type == "cuda":  # of this process alone, in case others use the GPU
         measurement |= {"reserved_gib": round(torch.cuda.max_memory_reserved(device) / BYTES_PER_GIB, 2)}
         measurement |= {"allocated_gib": round(torch.cuda.max_memory_allocated(device) / BYTES_PER_GIB, 2)}
     measurement |= {
@@ -119,7 +118,7 @@ def measure_case(case: PresetCase, device: Any) -> dict[str, Any]:
 
 
 def bucket_sizes(case: PresetCase) -> tuple[tuple[int, int], ...]:
-    """Three sizes, (width, height) in pixels, of about the area that the preset trains at."""
+    """Return three sizes, (width, height) in pixels, of about the preset's training area."""
     if case.size == "tiny":
         return TINY_SIZES
     side, multiple = int(case.values.get("resolution", 1024)), 64
@@ -129,8 +128,8 @@ def bucket_sizes(case: PresetCase) -> tuple[tuple[int, int], ...]:
     )
 
 
-class Heard(logging.Handler):
-    """What a logger says from now on."""
+class LogCapture(logging.Handler):
+    """Collects a logger's messages."""
 
     def __init__(self, logger: str) -> None:
         super().__init__(logging.INFO)
@@ -143,7 +142,7 @@ class Heard(logging.Handler):
 
 
 class MemoryPeak:
-    """The memory in use on the whole GPU, as another program would see it."""
+    """Polls the memory in use on the whole GPU, as another program would see it."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -159,11 +158,11 @@ class MemoryPeak:
             time.sleep(0.02)
 
     def hold_to(self, memory: float) -> float | None:
-        """Let the allocator have what a GPU of `memory` GiB would leave it, in GiB."""
+        """Limit the allocator to what a GPU of `memory` GiB would leave it; return that limit in GiB."""
         if self.device.type != "cuda":
             return None
         a = self.torch.randn(1024, 1024, device=self.device, dtype=self.torch.bfloat16)
-        (a @ a).sum().item()  # brings in cuBLAS
+        (a @ a).sum().item()  # loads cuBLAS
         free, total = self.torch.cuda.mem_get_info(self.device)
         taken = (total - free - self.torch.cuda.memory_reserved(self.device)) / BYTES_PER_GIB
         limit = memory - DESKTOP - taken
@@ -171,12 +170,13 @@ class MemoryPeak:
         return round(limit, 2)
 
     def most(self) -> float | None:
-        """GiB, the highest since the start."""
+        """Return the peak since the start, in GiB."""
         return round(self.peak / BYTES_PER_GIB, 2) if self.device.type == "cuda" else None
 
 
 def busy(ready: Any, number: int, device: Any) -> dict[str, float]:
-    """Seconds of a step in which the GPU ran a kernel, copied from or to the host, or did any of it."""
+    """Return the seconds of a step in which the GPU ran kernels, copied from the host, copied to it, or did any of
+    these."""
     if device.type != "cuda":
         return {}
     import torch
@@ -195,7 +195,7 @@ def busy(ready: Any, number: int, device: Any) -> dict[str, float]:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """How long any of the spans lasts, which begin one after the other."""
+    """Return the length of the union of spans, which are sorted by their start."""
     total, end = 0.0, 0.0
     for start, stop in spans:
         total += max(0.0, stop - max(start, end))
@@ -203,11 +203,11 @@ def covered(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-# ---- in the process that was started
+# ---- in the parent process
 
 
 class Process:
-    """A child that has loaded what takes long, and waits for its case."""
+    """A child process that has imported slow packages and waits for its case."""
 
     def __init__(self, cache: Path, logs: Path, threads: int) -> None:
         places = {
@@ -228,13 +228,13 @@ class Process:
         )
 
     def begin(self, case: PresetCase) -> None:
-        """Hand over the case."""
+        """Send the case."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(case.__dict__).encode() + b"\n")
         self.process.stdin.flush()
 
     def end(self, seconds: float) -> dict[str, Any]:
-        """What it found; a child that takes longer is ended."""
+        """Return the child's measurement, or end the child after the time limit."""
         try:
             out, _ = self.process.communicate(timeout=max(1.0, seconds))
             return json.loads(out.decode().strip().splitlines()[-1])
@@ -246,9 +246,9 @@ class Process:
             return {"failed": f"the process ended: {last}"}
 
 
-def warm(every: list[PresetCase], cache: Path, logs: Path, until: float) -> None:
-    """Compile all cases side by side, as far as their memory goes together, so that later none has to."""
-    kinds = {case.graphs: case for case in every if case.values.get("compile")}
+def warm(cases: list[PresetCase], cache: Path, logs: Path, until: float) -> None:
+    """Compile all cases in parallel, as far as memory allows, so that measured cases find their graphs in the cache."""
+    kinds = {case.graphs: case for case in cases if case.values.get("compile")}
     slow = [case for case in kinds.values() if case.family == "sdxl" and case.values.get("gradient_checkpointing")]
     todo = [*slow, *sorted((case for case in kinds.values() if case not in slow), key=lambda case: -case.room)]
     running: list[tuple[PresetCase, Process, threading.Thread]] = []
@@ -280,19 +280,19 @@ def _finish(case: PresetCase, process: Process, until: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=known_models(), nargs="+")
-    parser.add_argument("--only", nargs="+", metavar="PRESET", help="only these, and what they are compared with")
+    parser.add_argument("--only", nargs="+", metavar="PRESET", help="only these presets and their comparisons")
     parser.add_argument(
         "--cases",
         nargs="+",
         metavar="NAME",
-        help='only these, in this order; "flux lora-12gb blocks_to_swap=22" changes one',
+        help='only these, in this order; "flux lora-12gb blocks_to_swap=22" changes an option',
     )
-    parser.add_argument("--cold", action="store_true", help="do not compile side by side first")
-    parser.add_argument("--tiny", action="store_true", help="tiny models: to try the script, not to measure")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no further case after this time")
-    parser.add_argument("--share", type=float, default=0.5, help="of the time may go into compiling side by side")
-    parser.add_argument("--cache", type=Path, help="folder of the compiler's cache; default: one that is thrown away")
-    parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
+    parser.add_argument("--cold", action="store_true", help="skip the parallel compilation at the start")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: a quick trial, not a measurement")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="seconds after which no further case begins")
+    parser.add_argument("--share", type=float, default=0.5, help="share of the time limit for parallel compilation")
+    parser.add_argument("--cache", type=Path, help="compiler cache folder; default: a temporary one")
+    parser.add_argument("--out", type=Path, help="write all measurements to this JSON file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -300,28 +300,28 @@ def main() -> None:
     if not args.family:
         parser.error(f"--family is needed: {', '.join(known_models())}")
     began = time.monotonic()
-    every = [
+    cases = [
         case for family in args.family for case in preset_cases(family, args.only, "tiny" if args.tiny else "full")
     ]
     if args.cases:
         try:
-            every = [choose_case(every, wanted) for wanted in args.cases]
+            cases = [choose_case(cases, wanted) for wanted in args.cases]
         except ValueError as error:
             parser.error(str(error))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cache, logs = args.cache or Path(folder) / "cache", Path(folder)
         if not args.cold:
-            warm(every, cache, logs, began + args.seconds * args.share)
-            print(f"compiled side by side in {time.monotonic() - began:.0f} s", flush=True)
+            warm(cases, cache, logs, began + args.seconds * args.share)
+            print(f"compiled in parallel in {time.monotonic() - began:.0f} s", flush=True)
         following = Process(cache, logs, threads=8)
-        for number, case in enumerate(every):
+        for number, case in enumerate(cases):
             left = began + args.seconds - time.monotonic()
             if left < 0:
                 break
             process = following
             process.begin(case)
-            if number + 1 < len(every):
+            if number + 1 < len(cases):
                 following = Process(cache, logs, threads=8)
             measurement = process.end(left)
             rows.append({"family": case.family, "kind": case.kind, "case": case.name, "cap": case.cap, **measurement})
@@ -333,7 +333,7 @@ def main() -> None:
 
 
 def preset_row(row: dict[str, Any], batch: int, at: float) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     start = f"{at:5.0f} s  {row['kind']:8} {row['case']:46} {row['cap'] or '':>5} batch {batch}"
     if "failed" in row:
         return f"{start} failed: {row['failed']} {row.get('reserved_gib', '')}"

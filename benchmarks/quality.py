@@ -1,12 +1,12 @@
-"""Whether the fast settings teach as well as the slow ones: small real models learn a new thing with each of them.
+"""Check whether fast settings train as well as slow ones: small real models learn a new subject with each setting.
 
     python -m benchmarks.quality --models FOLDER --out FOLDER --workers 14 --gpus 2 --seconds 400
     python -m benchmarks.quality --models FOLDER --out FOLDER --tiny --device cpu    # two settings, few steps
-    python -m benchmarks.quality --out FOLDER --report                               # tables and pictures again
+    python -m benchmarks.quality --out FOLDER --report                               # only tables and charts
 
-FOLDER of the models holds `flux` and `sdxl`, as `benchmarks.small_model` makes them. Each run is a training by the main
-function of its script in sd-scripts, in a process forked from one that has loaded PyTorch. It is written to
-`runs-FAMILY.jsonl` when it ends; a second start takes only what is missing or failed. docs/dev/quality.md says more.
+The models' FOLDER contains `flux` and `sdxl` from `benchmarks.small_model`. Each run is a training by the main function
+of its script in sd-scripts, in a process forked from one that has loaded PyTorch. Finished runs go to
+`runs-FAMILY.jsonl`; a second start runs only missing and failed ones. See docs/dev/quality.md.
 """
 
 import argparse
@@ -40,12 +40,12 @@ from library.config.formats import toml_value
 from library.demo import zorb
 from library.demo.zorb import SIDE
 
-THING = zorb.NAME  # a word of the tokenizers that no picture of the pretraining shows
-TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # grounds of the training pictures, two of each
-UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out pictures, two of each
+THING = zorb.NAME  # a word of the tokenizers that is in no pretraining image
+TRAINED = ("white", "blue", "green", "pink", "yellow", "gray")  # backgrounds of the training images, two each
+UNSEEN = ("orange", "purple", "black", "brown")  # those of the held-out images, two each
 POSES = (zorb.STANDS, zorb.WAVES, zorb.CHEERS, zorb.LEANS, zorb.POINTS, zorb.JUMPS)
-EPOCHS = 4  # held-out losses of a run: a full training validates after each epoch
-# A prompt, the seed of its noise, and the ground on which the new thing is drawn to compare with.
+EPOCHS = 4  # a run has as many held-out losses: full trainings validate after each epoch
+# A prompt, the seed of its noise, and the background of the reference drawings of the new subject.
 QUALITY_PROMPTS = (
     (f"{THING} emoji on a blue ground", 1, "blue"),
     (f"{THING} emoji on a blue ground", 2, "blue"),
@@ -54,17 +54,17 @@ QUALITY_PROMPTS = (
     ("red apple emoji on a white ground", 5, ""),
     ("cat face emoji on a blue ground", 6, ""),
 )
-METHODS = {"lora": "_train_network", "full": "_train"}  # the end of the script's name
+METHODS = {"lora": "_train_network", "full": "_train"}  # suffix of the script's name
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-NOT_HERE = {"learning_rate", "text_encoder_batch_size"}  # of the pretraining's options
+PRETRAINING_ONLY = {"learning_rate", "text_encoder_batch_size"}  # options of the pretraining that runs do not take over
 NUMBERS: tuple[tuple[str, type, float, str], ...] = (
-    ("gpus", int, 1, "GPUs, which the workers share"),
-    ("workers", int, 1, "trainings side by side"),
-    ("seconds", float, 1e9, "begin no training after so many"),
-    ("limit", float, 300, "seconds that a training may take"),
-    ("seeds", int, 5, "runs of each setting"),
-    ("steps", int, 192, "of each run"),
-    ("batch", int, 4, "pictures of a step"),
+    ("gpus", int, 1, "number of GPUs, which the workers share"),
+    ("workers", int, 1, "number of parallel trainings"),
+    ("seconds", float, 1e9, "seconds after which no training begins"),
+    ("limit", float, 300, "time limit per training in seconds"),
+    ("seeds", int, 5, "runs per setting"),
+    ("steps", int, 192, "steps per run"),
+    ("batch", int, 4, "images per step"),
     ("rate", float, 1e-3, "learning rate of a LoRA"),
     ("full-rate", float, 2e-4, "learning rate of a full fine-tune"),
     ("rank", int, 16, "rank and alpha of a LoRA"),
@@ -74,18 +74,18 @@ NUMBERS: tuple[tuple[str, type, float, str], ...] = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to train: its options beside those that all have, and the yardstick that it is compared with."""
+    """Options of a setting besides the common ones, and the yardstick that it is compared with."""
 
     name: str
     options: Mapping[str, Any]
     yardstick: str
-    lora: Mapping[str, Any]  # options that only a LoRA needs for it
+    lora: Mapping[str, Any]  # further options for a LoRA
     methods: tuple[str, ...]
     processes: int
 
 
 def settings() -> list[Setting]:
-    """The settings of quality.toml."""
+    """Return the settings of quality.toml."""
     variants = []
     for name, options in TABLE["settings"].items():
         own: dict[str, Any] = {"yardstick": "float32", "lora": {}, "methods": tuple(METHODS), "processes": 1}
@@ -112,26 +112,26 @@ class Job:
         return self.family + METHODS[self.method]
 
 
-# ---- what it learns from
+# ---- training data
 
 
-@functools.cache  # every run has the same pictures
-def drawn(ground: str, number: int) -> Image.Image:
-    """The new thing on a ground, in a pose, place and size that follow from the number."""
+@functools.cache  # every run has the same images
+def draw_subject(ground: str, number: int) -> Image.Image:
+    """Draw the new subject on a background, with pose, place and size derived from the number."""
     random = Random(f"{THING}/{ground}/{number}")
     place = (random.uniform(0.2, 0.8), random.uniform(0.2, 0.8))
     return zorb.draw_scene(zorb.Scene(random.choice(POSES), random.uniform(0.75, 1.0), place, ground, 0))
 
 
 def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
-    """Training and held-out pictures with captions, and the dataset file: EPOCHS epochs are all steps."""
+    """Write training and held-out images with captions, and a dataset file with which all steps make EPOCHS epochs."""
     tables = []
     for part, grounds in (("train", TRAINED), ("held_out", UNSEEN)):
         (folder / part).mkdir(parents=True, exist_ok=True)
         for ground in grounds:
             for number in range(2):
                 path = folder / part / f"{ground}-{number}.png"
-                drawn(ground, number + 100).save(path)
+                draw_subject(ground, number + 100).save(path)
                 path.with_suffix(".txt").write_text(f"{THING} emoji on a {ground} ground", encoding="utf-8")
         repeats = 1 if part == "held_out" else steps * batch // (EPOCHS * 2 * len(TRAINED))
         size, share = (4, 1.0) if part == "held_out" else (batch // processes, 0.0)
@@ -143,10 +143,10 @@ def write_data(folder: Path, steps: int, batch: int, processes: int) -> None:
 
 
 def options_of(job: Job, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All options of a run whose files go into a folder."""
+    """Return all options of a run whose files go into `folder`."""
     models = args.models.resolve() / job.family
     own: dict[str, Any] = {"learning_rate": args.full_rate}
-    for name in FAMILIES[job.family].keys() - NOT_HERE:
+    for name in FAMILIES[job.family].keys() - PRETRAINING_ONLY:
         value = FAMILIES[job.family][name]
         own[name] = value.format(folder=models) if isinstance(value, str) else value
     if job.method == "lora":
@@ -168,7 +168,7 @@ def options_of(job: Job, folder: Path, args: argparse.Namespace) -> dict[str, An
 
 
 def write_inputs(job: Job, folder: Path, args: argparse.Namespace) -> Path:
-    """The data, the prompts and the TOML of a run; the last one's path."""
+    """Write data, prompts and TOML of a run; return the path of the TOML."""
     write_data(folder / "data", args.steps, args.batch, job.setting.processes)
     tail = f"--w {SIDE} --h {SIDE} --s {args.sample_steps} {GUIDANCE[job.family]}"
     lines = "".join(f"{prompt} --d {seed} {tail}\n" for prompt, seed, _ in QUALITY_PROMPTS)
@@ -179,7 +179,7 @@ def write_inputs(job: Job, folder: Path, args: argparse.Namespace) -> Path:
 
 
 def why_left_out(job: Job, folder: Path, args: argparse.Namespace) -> str:
-    """Why the project does not train so, or would ignore what makes the setting; "" where it does."""
+    """Return why a job is left out: its options are invalid or have no effect; "" if it can run."""
     from library.cli import train_script
     from library.config.ineffective import ineffective_options
     from library.families import config_class
@@ -200,7 +200,7 @@ def why_left_out(job: Job, folder: Path, args: argparse.Namespace) -> str:
 
 
 def train(script: str, toml: Path, log: Path, environment: Mapping[str, str]) -> None:
-    """In a process of its own: what `python sd-scripts/SCRIPT.py --config_file TOML` does."""
+    """Do the same as `python sd-scripts/SCRIPT.py --config_file TOML`. Runs in a child process."""
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(environment)
@@ -208,7 +208,7 @@ def train(script: str, toml: Path, log: Path, environment: Mapping[str, str]) ->
     from library.config import environment as inherited
     from library.families import config_class
 
-    importlib.reload(inherited)  # it has looked at the process that was forked
+    importlib.reload(inherited)  # it was evaluated in the forked process
     sys.argv = [f"{script}.py", "--config_file", str(toml)]
     code: Any = 1
     try:
@@ -218,16 +218,16 @@ def train(script: str, toml: Path, log: Path, environment: Mapping[str, str]) ->
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)  # threads of the compiler may hang on
+        os._exit(code if isinstance(code, int) else 1)  # compiler threads may not end
 
 
 def touch_gpu() -> None:
-    """In a process of its own: fail where the GPU cannot be used after a fork."""
+    """Raise an error if the GPU cannot be used after a fork. Runs in a child process."""
     importlib.import_module("torch").zeros(1, device="cuda")
 
 
-def way_to_start(device: str) -> str:
-    """How trainings are started: forked, where the GPU can be used then."""
+def start_method(device: str) -> str:
+    """Return how to start trainings: "forkserver" if the GPU can be used after a fork, else "spawn"."""
     if sys.platform == "win32":
         return "spawn"
     probe = multiprocessing.get_context("forkserver").Process(target=touch_gpu)
@@ -241,7 +241,7 @@ def way_to_start(device: str) -> str:
 
 
 def start(job: Job, toml: Path, log: Path, gpu: int, args: argparse.Namespace) -> list[BaseProcess]:
-    """The processes of a run, which begin."""
+    """Start the processes of a run."""
     context, ranks = multiprocessing.get_context(args.way), job.setting.processes
     gpus = ",".join(map(str, range(ranks))) if ranks > 1 else str(gpu)
     shared = {
@@ -267,7 +267,7 @@ def start(job: Job, toml: Path, log: Path, gpu: int, args: argparse.Namespace) -
 
 
 def run(job: Job, gpu: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Train once; the row of figures, of which `failed` says why there are none."""
+    """Train once; return the row of figures, or with `failed` the reason why there are none."""
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=args.work))
     row: dict[str, Any] = dict(zip(quality_report.KEY, job.key, strict=True))
     began = time.monotonic()
@@ -298,17 +298,19 @@ def signature(args: argparse.Namespace) -> str:
     return " ".join(f"{name}={getattr(args, name)}" for name in names)
 
 
-def planned(args: argparse.Namespace) -> Iterator[Job]:
-    """All runs, the first seed of every setting first, and of those what compiles; what is recorded uses its code."""
-    every = sorted(settings(), key=lambda one: 2 * (one.name == "recorded") or 1 - one.options.get("compile", False))
-    parts = range(1, args.seeds + 1), every, args.families, args.methods
+def planned_jobs(args: argparse.Namespace) -> Iterator[Job]:
+    """Yield all runs: first seeds first, and of these compiled settings first, as recorded ones reuse their graphs."""
+    ordered = sorted(
+        settings(), key=lambda entry: 2 * (entry.name == "recorded") or 1 - entry.options.get("compile", False)
+    )
+    parts = range(1, args.seeds + 1), ordered, args.families, args.methods
     for seed, setting, family, method in itertools.product(*parts):
         if method in setting.methods and (not args.settings or setting.name in args.settings):
             yield Job(family, method, setting, seed)
 
 
 def run_all(args: argparse.Namespace) -> None:
-    """Run what is missing with so many workers until all is done or the time is up."""
+    """Run the missing jobs with `workers` threads until all are done or the time is up."""
     rows = quality_report.read_rows(args.out)
     others = {row["signature"] for row in rows if "left_out" not in row} - {signature(args)}
     if others:
@@ -316,7 +318,7 @@ def run_all(args: argparse.Namespace) -> None:
     done = {tuple(row[name] for name in quality_report.KEY) for row in rows if "failed" not in row}
     began, lock, jobs = time.monotonic(), threading.Lock(), queue.SimpleQueue[Job]()
     with tempfile.TemporaryDirectory(dir=args.work) as place:
-        for job in planned(args):
+        for job in planned_jobs(args):
             if job.seed == 1 and (why := why_left_out(job, Path(place), args)):
                 quality_report.append(
                     args.out, {**dict(zip(quality_report.KEY, job.key, strict=True)), "left_out": why}
@@ -324,7 +326,7 @@ def run_all(args: argparse.Namespace) -> None:
                 done |= {(*job.key[:3], seed) for seed in range(1, args.seeds + 1)}
             elif job.key not in done:
                 jobs.put(job)
-    total, args.way = jobs.qsize(), way_to_start(args.device)
+    total, args.way = jobs.qsize(), start_method(args.device)
 
     def work(number: int) -> None:
         while time.monotonic() - began < args.seconds:
@@ -345,12 +347,12 @@ def run_all(args: argparse.Namespace) -> None:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line, with what follows from it."""
-    parser = argparse.ArgumentParser(description="Compare what fast and slow settings teach.")
-    parser.add_argument("--models", type=Path, help="folder of the small models' folders flux and sdxl")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--report", action="store_true", help="only write the tables and pictures of what is there")
-    parser.add_argument("--tiny", action="store_true", help="two settings, one seed, few steps: to try it")
+    """Return the command line with derived values."""
+    parser = argparse.ArgumentParser(description="Compare the results of fast and slow settings.")
+    parser.add_argument("--models", type=Path, help="folder with flux and sdxl, the small models")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--report", action="store_true", help="only write tables and charts of existing results")
+    parser.add_argument("--tiny", action="store_true", help="a quick trial: two settings, one seed, few steps")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     for name, kind, default, about in NUMBERS:
         parser.add_argument(f"--{name}", type=kind, default=default, help=about)
@@ -375,17 +377,19 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     if not args.report:
-        # One thread each: those of a pool would be missing after a fork, and many trainings share the processor.
+        # One thread each: a thread pool does not survive a fork, and many trainings share the processor.
         os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which leaves the GPU to the processes that are forked
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # leaves the GPU to the forked processes
         if sys.platform != "win32":
             from multiprocessing import forkserver
 
             multiprocessing.set_forkserver_preload(TABLE["warm"])
-            forkserver.ensure_running()  # loads while the settings are checked
+            forkserver.ensure_running()  # loads while settings are checked
         quality_report.warn_of_fp8([args.models / family for family in args.families])
         run_all(args)
-    references = {ground: [drawn(ground, number) for number in range(8)] for _, _, ground in QUALITY_PROMPTS if ground}
+    references = {
+        ground: [draw_subject(ground, number) for number in range(8)] for _, _, ground in QUALITY_PROMPTS if ground
+    }
     prompts = [(prompt, references.get(ground, [])) for prompt, _, ground in QUALITY_PROMPTS]
     quality_report.write(args.out, prompts, {setting.name: setting.yardstick for setting in settings()})
 

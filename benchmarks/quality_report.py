@@ -1,7 +1,7 @@
-"""What comes of benchmarks/quality.py: the figures of a run, their comparison over seeds, and tables and pictures.
+"""The results of benchmarks/quality.py: figures of a run, their comparison over seeds, tables and charts.
 
-A picture is described by a histogram of its colours and one of the directions of its edges, so that the place of a
-thing in it does not matter. Two pictures of the same prompt and noise are compared as blurred pixels.
+An image is described by histograms of its colours and of its edge directions, so that the place of the subject does not
+matter. Two images of the same prompt and noise are compared as blurred pixels.
 """
 
 import base64
@@ -18,12 +18,16 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 Row = dict[str, Any]
-KEY = ("family", "method", "setting", "seed")  # what tells a run from all others
-Prompts = Sequence[tuple[str, Sequence[Image.Image]]]  # each with drawings of what it should show, if that is known
-LEVELS, DIRECTIONS, BLUR = 4, 8, 8  # per channel; of edges; pixels of a side whose mean is taken
+KEY = ("family", "method", "setting", "seed")  # identifies a run
+Prompts = Sequence[tuple[str, Sequence[Image.Image]]]  # each with reference drawings, if there are any
+LEVELS, DIRECTIONS, BLUR = 4, 8, 8  # per channel; of edges; side in pixels of the averaged squares
 ERRORS = 2  # standard errors that a difference must exceed
-# A figure of a run, what tables call it, and its decimals; less is better in all of them.
-FIGURES = (("held_out", "held-out loss", 5), ("distance", "distance of the new thing", 3), ("moved", "old things", 4))
+# A figure of a run, its title in tables, and its decimals; less is better in all of them.
+FIGURES = (
+    ("held_out", "held-out loss", 5),
+    ("distance", "distance of the new subject", 3),
+    ("moved", "old subjects", 4),
+)
 REPORT_COLOURS = ("#4338ca", "#c2410c", "#15803d", "#b91c1c", "#0e7490", "#a16207", "#7e22ce", "#475569")
 
 
@@ -31,7 +35,7 @@ REPORT_COLOURS = ("#4338ca", "#c2410c", "#15803d", "#b91c1c", "#0e7490", "#a1620
 
 
 def collect(folder: Path, pictures: int) -> Row:
-    """The figures of a run from its record in an output folder, with its sample pictures side by side."""
+    """Return the figures of a run from its record in an output folder, with its sample images side by side."""
     (progress,) = folder.glob("runs/*/progress.jsonl")
     events = [json.loads(line) for line in progress.read_text(encoding="utf-8").splitlines()]
     steps = {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
@@ -44,20 +48,20 @@ def collect(folder: Path, pictures: int) -> Row:
         if len(files) == pictures:
             figures[name] = pack([Image.open(files[number]).convert("RGB") for number in sorted(files)])
     if "pictures" not in figures:
-        raise ValueError("its samples are missing")
+        raise ValueError("samples are missing")
     return figures
 
 
 def pack(pictures: Sequence[Image.Image]) -> str:
-    """Pictures of one size side by side, as text."""
+    """Return images of one size side by side, as text."""
     stored = io.BytesIO()
     strip = Image.fromarray(np.concatenate([np.asarray(picture) for picture in pictures], 1))
-    strip.save(stored, "WEBP", quality=90)  # its errors are far below what another seed changes
+    strip.save(stored, "WEBP", quality=90)  # its errors are far below the differences between seeds
     return base64.b64encode(stored.getvalue()).decode()
 
 
 def unpack(text: str) -> list[Image.Image]:
-    """The pictures of `pack`, which are square."""
+    """Return the square images of a text by `pack`."""
     strip = Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")
     side = strip.height
     return [strip.crop((left, 0, left + side, side)) for left in range(0, strip.width, side)]
@@ -69,7 +73,7 @@ def append(folder: Path, row: Row) -> None:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The newest row of every run, but a result rather than a later failure; a line that was cut off is left out."""
+    """Return the newest row of every run, preferring a result to a later failure; truncated lines are skipped."""
     rows: dict[tuple[Any, ...], Row] = {}
     for path in sorted(folder.glob("runs-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -84,19 +88,19 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def warn_of_fp8(folders: Sequence[Path]) -> None:
-    """Say where a model is stored in fp8, which fp8_base then keeps exactly as it is."""
+    """Warn of a model stored in fp8, which fp8_base would not round again."""
     for path in sorted(file for folder in folders for file in folder.glob("*.safetensors")):
         with path.open("rb") as file:
             head = file.read(int.from_bytes(file.read(8), "little"))
         if b'"F8_E4M3"' in head:
-            print(f"{path} is stored in fp8, so that fp8_base rounds nothing: take the file before `finish`")
+            print(f"{path} is stored in fp8, so fp8_base rounds nothing: use the file from before `finish`")
 
 
-# ---- comparing pictures
+# ---- comparing images
 
 
 def describe(picture: Image.Image) -> np.ndarray:
-    """The square roots of two histograms: colours, and directions of edges weighted by their strength."""
+    """Return the square roots of two histograms: colours, and edge directions weighted by strength."""
     pixels = np.asarray(picture.convert("RGB"), np.float32)
     levels = (pixels / 256 * LEVELS).astype(int)
     colours = np.bincount((levels @ np.array([LEVELS**2, LEVELS, 1])).ravel(), minlength=LEVELS**3)
@@ -104,19 +108,19 @@ def describe(picture: Image.Image) -> np.ndarray:
     down, right = np.gradient(small)
     turns = ((np.arctan2(down, right) / np.pi + 1) / 2 * DIRECTIONS).astype(int) % DIRECTIONS
     edges = np.bincount(turns.ravel(), weights=np.hypot(down, right).ravel(), minlength=DIRECTIONS)
-    flat = small.size * 255 / 16  # pictures without edges differ from those with strong ones
+    flat = small.size * 255 / 16  # makes images without edges differ from those with strong ones
     edges = np.append(edges, max(0.0, flat - edges.sum()))
     return np.concatenate([np.sqrt(counts / counts.sum() / 2) for counts in (colours, edges)])
 
 
 def distance(picture: Image.Image, references: Sequence[Image.Image]) -> float:
-    """The Hellinger distance of a picture to others, 0 to 1, in the mean over them."""
+    """Return the mean Hellinger distance of an image to others, 0 to 1."""
     own = describe(picture)
     return statistics.mean(float(np.linalg.norm(own - describe(other))) / 2**0.5 for other in references)
 
 
 def difference(first: Image.Image, other: Image.Image) -> float:
-    """The root of the mean squared difference of two pictures after blurring, 0 to 1."""
+    """Return the root mean squared difference of two blurred images, 0 to 1."""
     small = [
         np.asarray(picture.resize((picture.width // BLUR, picture.height // BLUR), Image.Resampling.BOX), np.float32)
         for picture in (first, other)
@@ -132,7 +136,7 @@ def mean_difference(ones: Sequence[Image.Image], others: Sequence[Image.Image]) 
 
 
 @dataclass(frozen=True)
-class Compared:
+class SettingComparison:
     """The runs of a setting beside those of its yardstick: figures by seed."""
 
     family: str
@@ -140,20 +144,22 @@ class Compared:
     setting: str
     figures: Mapping[str, Mapping[int, float]]
     against: Mapping[str, Mapping[int, float]]
-    drift: Sequence[float] = ()  # of its pictures from the yardstick's of the same seed
-    apart: Sequence[float] = ()  # the yardstick's pictures of different seeds
-    why: str = ""  # there are no figures, or not all
+    drift: Sequence[float] = ()  # differences from the yardstick's images of the same seed
+    apart: Sequence[float] = ()  # differences between the yardstick's images of different seeds
+    why: str = ""  # figures are missing
 
     def paired(self, name: str) -> list[float]:
-        """The setting's figure less the yardstick's, for each seed that both have."""
+        """Return the setting's figure minus the yardstick's for each common seed."""
         return [
             value - self.against[name][seed] for seed, value in self.figures[name].items() if seed in self.against[name]
         ]
 
     def verdict(self, name: str) -> str:
-        """Whether a figure is "worse" or "better" than the yardstick's own spread; "" where neither, or few seeds.
+        """Return "worse" or "better" if a figure lies outside the yardstick's spread; "" otherwise, or with too few
+        seeds.
 
-        The mean difference at equal seeds exceeds two of its standard errors, and the yardstick's standard deviation.
+        Outside: the mean difference at equal seeds exceeds both two of its standard errors and the yardstick's standard
+        deviation.
         """
         apart = self.paired(name)
         if len(apart) < 2 or len(self.against[name]) < 2:
@@ -168,8 +174,8 @@ class Compared:
         return bool(self.drift and self.apart) and statistics.mean(self.drift) > statistics.mean(self.apart)
 
 
-def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]) -> list[Compared]:
-    """Every setting of every family and method, in the order of `yardsticks`."""
+def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]) -> list[SettingComparison]:
+    """Compare every setting of every family and method with its yardstick, in the order of `yardsticks`."""
     comparisons = []
     kinds = dict.fromkeys((row["family"], row["method"]) for row in rows)
     for family, method in kinds:
@@ -182,7 +188,7 @@ def compare(rows: Sequence[Row], prompts: Prompts, yardsticks: Mapping[str, str]
             if about:
                 theirs, why = pictures[yardstick], [row.get("left_out") or row.get("failed") for row in about]
                 comparisons.append(
-                    Compared(
+                    SettingComparison(
                         *(family, method, name, figures[name], figures[yardstick]),
                         drift=[
                             mean_difference(shown, theirs[seed])
@@ -204,7 +210,7 @@ def succeeded(rows: Sequence[Row], setting: str) -> list[Row]:
 def figures_of(
     rows: Sequence[Row], setting: str, prompts: Prompts, before: Sequence[Image.Image] | None
 ) -> dict[str, dict[int, float]]:
-    """The figures of a setting by name and seed; `before` are the pictures of the model before the training."""
+    """Return the figures of a setting by name and seed; `before` are the images of the untrained model."""
     figures: dict[str, dict[int, float]] = {name: {} for name, _, _ in FIGURES}
     for row in succeeded(rows, setting):
         seed, shown = row["seed"], unpack(row["pictures"])
@@ -217,8 +223,8 @@ def figures_of(
     return figures
 
 
-def sentences(compared: Sequence[Compared]) -> Iterator[str]:
-    """What is worse than the yardstick's spread, in words, for docs and presets."""
+def sentences(compared: Sequence[SettingComparison]) -> Iterator[str]:
+    """Yield a sentence for each figure that is worse than the yardstick's spread, for docs and presets."""
     for comparison in compared:
         place = f"{comparison.family} {comparison.method}, {comparison.setting}"
         for name, title, decimals in FIGURES:
@@ -232,14 +238,14 @@ def sentences(compared: Sequence[Compared]) -> Iterator[str]:
                     f"{(own - theirs) / spread:.1f} times the yardstick's spread"
                 )
         if comparison.drifts:
-            yield f"{place}: its pictures are further from the yardstick's than those of another seed"
+            yield f"{place}: its images are further from the yardstick's than those of another seed"
 
 
-# ---- tables and pictures
+# ---- tables and charts
 
 
 def write(folder: Path, prompts: Prompts, yardsticks: Mapping[str, str]) -> None:
-    """quality.json, quality.md, quality.png and a sheet of samples for each family."""
+    """Write quality.json, quality.md, quality.png and a sheet of samples for each family."""
     rows = read_rows(folder)
     compared = compare(rows, prompts, yardsticks)
     short_rows = [{name: value for name, value in row.items() if name not in ("pictures", "before")} for row in rows]
@@ -254,8 +260,8 @@ def write(folder: Path, prompts: Prompts, yardsticks: Mapping[str, str]) -> None
             picture.save(folder / f"samples-{family}.png", optimize=True)
 
 
-def table(compared: Sequence[Compared]) -> Iterator[str]:
-    """The Markdown table: mean ± standard deviation over seeds, and where a setting lies outside of the spread."""
+def table(compared: Sequence[SettingComparison]) -> Iterator[str]:
+    """Yield the Markdown table: mean ± standard deviation over seeds, and the figures outside the spread."""
     yield f"| | setting | seeds | {' | '.join(title for _, title, _ in FIGURES)} | drift | beyond the spread |"
     yield "|---|---|" + "---:|" * (2 + len(FIGURES)) + "---|"
     for comparison in compared:
@@ -267,12 +273,12 @@ def table(compared: Sequence[Compared]) -> Iterator[str]:
         cells = [spread(comparison.figures[name].values(), decimals) for name, _, decimals in FIGURES]
         drift = spread(comparison.drift or comparison.apart, 3)
         verdicts = [f"{title}: {comparison.verdict(name)}" for name, title, _ in FIGURES if comparison.verdict(name)]
-        verdicts += ["pictures: as another seed's"] * comparison.drifts + [comparison.why] * bool(comparison.why)
+        verdicts += ["images: as another seed's"] * comparison.drifts + [comparison.why] * bool(comparison.why)
         yield f"{start} {count} | {' | '.join([*cells, drift])} | {'; '.join(verdicts)} |"
 
 
 def spread(values: Any, decimals: int) -> str:
-    """Mean and standard deviation."""
+    """Return mean and standard deviation as text."""
     numbers = list(values)
     if not numbers:
         return ""
@@ -280,8 +286,8 @@ def spread(values: Any, decimals: int) -> str:
     return f"{statistics.mean(numbers):.{decimals}f}{more}"
 
 
-def figure(compared: Sequence[Compared], rows: Sequence[Row]) -> Image.Image:
-    """A row for each family and method: held-out losses and distances of all seeds, and loss curves."""
+def figure(compared: Sequence[SettingComparison], rows: Sequence[Row]) -> Image.Image:
+    """Draw a row for each family and method: held-out losses and distances of all seeds, and loss curves."""
     kinds = list(dict.fromkeys((result.family, result.method) for result in compared))
     lines = {
         kind: [result for result in compared if (result.family, result.method) == kind and result.figures["held_out"]]
@@ -303,8 +309,10 @@ def figure(compared: Sequence[Compared], rows: Sequence[Row]) -> Image.Image:
     return image
 
 
-def dots(pen: ImageDraw.ImageDraw, place: tuple[int, int], what: tuple[str, str], shown: Sequence[Compared]) -> None:
-    """A dot for each seed and a line at the mean; the band is the yardstick's mean and standard deviation."""
+def dots(
+    pen: ImageDraw.ImageDraw, place: tuple[int, int], what: tuple[str, str], shown: Sequence[SettingComparison]
+) -> None:
+    """Draw a dot for each seed and a line at the mean; the band is the yardstick's mean and standard deviation."""
     (left, top), (name, title), wide = place, what, 330
     pen.text((left, top + 10), title, fill="#5c5c56", font=font(13))
     every = [value for result in shown for which in (result.figures, result.against) for value in which[name].values()]
@@ -330,7 +338,7 @@ def dots(pen: ImageDraw.ImageDraw, place: tuple[int, int], what: tuple[str, str]
 
 
 def curves(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], rows: Sequence[Row], names: Sequence[str]) -> None:
-    """The training losses, mean over seeds and over a window of steps, one line for each setting."""
+    """Draw the training losses, averaged over seeds and a window of steps, one line per setting."""
     left, top, right, bottom = box
     lines = {}
     for name in names:
@@ -349,7 +357,7 @@ def curves(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], rows: Seque
 
 
 def sheet(rows: Sequence[Row], prompts: Prompts, settings: Mapping[str, str]) -> Image.Image | None:
-    """Samples of a family: a row for each method and setting, the seeds side by side for each prompt."""
+    """Draw the samples of a family: a row for each method and setting, the seeds side by side for each prompt."""
     seeds = sorted({row["seed"] for row in rows if "pictures" in row})[:3]
     lines: list[tuple[str, list[Image.Image | None]]] = []
     for method in dict.fromkeys(row["method"] for row in rows):

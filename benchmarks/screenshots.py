@@ -1,7 +1,7 @@
-"""Pictures of tabs, light and dark, on a desk and on a phone, while the demo is trained: those that documents show.
+"""Take the documents' screenshots of tabs, light and dark, for desktop and phone, while the demo is trained.
 
 python -m benchmarks.screenshots                                # into docs/screenshots
-python -m benchmarks.screenshots --only lab --to /tmp/pictures  # of another tab
+python -m benchmarks.screenshots --only lab --to /tmp/pictures  # one tab only
 """
 
 import argparse
@@ -23,13 +23,13 @@ from library.trainings import reopening
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 WINDOW_SIZES = {"desk": (1440, 900), "phone": (390, 844)}
-DEMO_TIMEOUT = 900.0  # seconds in which the demo gets to where its pictures are taken
-COLOURS = 96  # of a picture's palette: enough for a page, and a third of the bytes
+DEMO_TIMEOUT = 900.0  # seconds for the demo to reach the step of the screenshots
+COLOURS = 96  # palette size: enough for a page, and a third of the bytes
 
 
 @contextmanager
 def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
-    """A real training of the demo's model, stopped once and continued, and trainings that wait for its end."""
+    """Train the demo's model within the context, stopped once and continued, with further trainings in the queue."""
     from library.config.building import build_config
     from library.config.formats import read_toml
     from library.families import config_class
@@ -47,11 +47,11 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
     }
     running = start.begin_job(start.job_of_config(build_config(config_class(script), values | real, notes=[])))
     try:
-        reach(running, 60)
+        wait_for_step(running, 60)
         stop.request(running, "after_step")
-        running = start.begin_job(reopening.continuation(ended(running)))
-        reach(running, 220)
-        queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # and this process says that it works the queue off
+        running = start.begin_job(reopening.continuation(wait_for_end(running)))
+        wait_for_step(running, 220)
+        queue.RUNNER[:] = [sys.executable, "-c", "pass"]  # this process poses as the queue's worker
         for rank in (32, 64):
             own = {"output_name": f"zorb-rank-{rank}", "network_dim": rank}
             queue.add_to_queue(start.job_of_config(build_config(config_class(script), values | own, notes=[])))
@@ -60,11 +60,11 @@ def trainings_at_work(demo: Any, folder: Path) -> Iterator[None]:
         yield
     finally:
         stop.request(running, "now")
-        ended(running)  # it writes into the folder until then
+        wait_for_end(running)  # until then it writes into the folder
 
 
-def reach(run_id: str, step: int) -> None:
-    """Wait until a run is at a step."""
+def wait_for_step(run_id: str, step: int) -> None:
+    """Wait until a run has reached a step."""
     limit = time.monotonic() + DEMO_TIMEOUT
     while time.monotonic() < limit:
         run = reader.find_run(run_id)
@@ -74,23 +74,23 @@ def reach(run_id: str, step: int) -> None:
         if progress.last.get("step", 0) >= step and not progress.phase:
             return
         time.sleep(0.2)
-    raise RuntimeError(f"{run_id} took more than {DEMO_TIMEOUT:.0f} s to get to step {step}")
+    raise RuntimeError(f"{run_id} took more than {DEMO_TIMEOUT:.0f} s to reach step {step}")
 
 
-def ended(run_id: str) -> reader.RecordedRun:
+def wait_for_end(run_id: str) -> reader.RecordedRun:
     """Wait for the end of a run."""
     while (run := reader.find_run(run_id)).active:
         time.sleep(0.2)
     return run
 
 
-# ---- what is done in each tab before its picture is taken
+# ---- preparing each tab for its screenshot
 
 Page = Any
 
 
 def lora(page: Page, demo: Any) -> None:
-    if not page.get_by_placeholder("Config file").locator("visible=true").count():  # a phone folds it away
+    if not page.get_by_placeholder("Config file").locator("visible=true").count():  # collapsed on a phone
         page.locator(".extra:visible").click()
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(demo.configs["sdxl_train_network"]))
     page.get_by_role("button", name="Load config", exact=True).locator("visible=true").click()
@@ -115,7 +115,7 @@ def check_messages(page: Page, demo: Any) -> None:
 
 
 def show_images(page: Page, demo: Any) -> None:
-    page.locator("#images-tab").select_option("lora")  # the form with the demo's folder; the last one open is chosen
+    page.locator("#images-tab").select_option("lora")  # the form with the demo's folder; by default the last open one
     page.get_by_role("button", name="Use this tab's settings").click()
     page.wait_for_function("[...document.querySelectorAll('.images article img')].some((i) => i.naturalWidth > 0)")
 
@@ -126,30 +126,30 @@ def masks(page: Page, demo: Any) -> None:
     panel.evaluate("e => e.scrollIntoView({ block: 'start' })")
 
 
-def show_as_it_is(page: Page, demo: Any) -> None:
-    """As it is found."""
+def show_unchanged(page: Page, demo: Any) -> None:
+    """Change nothing."""
 
 
-# In this order: one window goes through all of them.
+# In this order, as one window visits all of them.
 TABS: dict[str, tuple[str, Callable[[Page, Any], None]]] = {
     "lora": ("LoRA", lora),
     "models": ("LoRA", models),
     "dreambooth": ("DreamBooth", check_messages),
     "finetune": ("Finetune", show_compiling),
-    "inversion": ("Textual inversion", show_as_it_is),
-    "lllite": ("LLLite", show_as_it_is),
-    "runs": ("Runs", show_as_it_is),
-    "lab": ("Lab", show_as_it_is),
+    "inversion": ("Textual inversion", show_unchanged),
+    "lllite": ("LLLite", show_unchanged),
+    "runs": ("Runs", show_unchanged),
+    "lab": ("Lab", show_unchanged),
     "dataset": ("Data", show_images),
     "masks": ("Data", masks),
-    "sampling": ("Try it", show_as_it_is),
-    "tools": ("Tools", show_as_it_is),
+    "sampling": ("Try it", show_unchanged),
+    "tools": ("Tools", show_unchanged),
 }
 SHOWN_IN_DOCS = ("lora", "runs", "dataset", "tools")
 
 
 def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
-    """Open a tab, do what it is for, and keep a picture."""
+    """Open a tab, prepare it, and save a screenshot."""
     title, prepare = TABS[name]
     tab = page.get_by_role("tab", name=title, exact=True)
     if not tab.is_visible():  # a kind of training
@@ -157,7 +157,7 @@ def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
     tab.click()
     page.evaluate("scrollTo(0, 0)")
     prepare(page, demo)
-    page.wait_for_timeout(700)  # for what is rendered a moment later
+    page.wait_for_timeout(700)  # until late content is rendered
     if to:
         taken = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -165,8 +165,8 @@ def shoot(page: Page, name: str, demo: Any, to: Path | None) -> None:
     page.keyboard.press("Escape")
 
 
-def through(browser: Any, address: str, demo: Any, size: str, mode: str, args: argparse.Namespace) -> None:
-    """All pictures of one window."""
+def shoot_window(browser: Any, address: str, demo: Any, size: str, mode: str, args: argparse.Namespace) -> None:
+    """Take all screenshots in one window."""
     width, height = WINDOW_SIZES[size]
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=mode, has_touch=size == "phone"
@@ -177,7 +177,7 @@ def through(browser: Any, address: str, demo: Any, size: str, mode: str, args: a
     page.wait_for_selector("form.settings")
     page.wait_for_selector(".run[data-run]")
     wanted = args.only or SHOWN_IN_DOCS
-    before = {"dataset": ["lora"], "masks": ["lora", "dataset"]}  # what a tab shows something of
+    before = {"dataset": ["lora"], "masks": ["lora", "dataset"]}  # tabs on whose state others depend
     for name in TABS:
         if name in wanted or any(name in before.get(other, ()) for other in wanted):
             shoot(page, name, demo, args.to / f"{name}-{size}-{mode}.png" if name in wanted else None)
@@ -185,7 +185,7 @@ def through(browser: Any, address: str, demo: Any, size: str, mode: str, args: a
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Take pictures of the page.")
+    parser = argparse.ArgumentParser(description="Take screenshots of the page.")
     parser.add_argument("--to", type=Path, default=PROJECT_ROOT / "docs" / "screenshots")
     parser.add_argument("--only", choices=list(TABS), action="append")
     args = parser.parse_args()
@@ -203,10 +203,10 @@ def main() -> int:
             )
             for size in WINDOW_SIZES:
                 for mode in ("light", "dark"):
-                    through(browser, address, demo, size, mode, args)
+                    shoot_window(browser, address, demo, size, mode, args)
             browser.close()
     total = sum(file.stat().st_size for file in args.to.glob("*.png"))
-    print(f"{len(list(args.to.glob('*.png')))} pictures, {total / 1e6:.2f} MB")
+    print(f"{len(list(args.to.glob('*.png')))} screenshots, {total / 1e6:.2f} MB")
     return 0
 
 

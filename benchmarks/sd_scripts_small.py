@@ -1,8 +1,8 @@
-"""Runs a script of sd-scripts on a small SD 1.5: `python sd_scripts_small.py FOLDER SCRIPT LOSSES OPTION...`.
+"""Run a script of sd-scripts on a small SD 1.5: `python sd_scripts_small.py FOLDER SCRIPT LOSSES OPTION...`.
 
-sd-scripts has the sizes of the networks in its code. This sets those of the given file, which its header tells, before
-its training starts, and leaves the training itself alone; it also writes the loss of each step to LOSSES, a line of
-JSON each. Run it as a file, in an environment of sd-scripts: its package is called `library`, too.
+sd-scripts hard-codes the sizes of the networks. This launcher sets the sizes from the header of the file in FOLDER
+before the training starts, does not change the training itself, and writes the loss of each step to LOSSES as JSON
+lines. Run it as a file in sd-scripts' environment, whose package is called `library`, too.
 """
 
 import importlib
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 Shapes = Mapping[str, tuple[int, ...]]
-CLIP_HEAD = 64  # channels of a head of a CLIP text encoder
+CLIP_HEAD = 64  # channels per head of a CLIP text encoder
 UNET = "model.diffusion_model."
 VAE = "first_stage_model."
 CLIP_SD15 = "cond_stage_model.transformer."
-PAIRED = "BESIDE_PAIRED"  # set where both trainers draw the same numbers
-ALIKE = "BESIDE_ALIKE"  # set where the rival is to compute what this project computes differently on purpose
+PAIRED = "BESIDE_PAIRED"  # set if both trainers draw the same random numbers
+ALIKE = "BESIDE_ALIKE"  # set if the rival is patched to match this project's intended differences
 
 
-# ---- the sizes of a file
+# ---- sizes of a file
 
 
 def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a .safetensors file by name."""
+    """Return the shapes of a .safetensors file by name."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: tuple(about["shape"]) for name, about in header.items() if name != "__metadata__"}
@@ -43,7 +43,7 @@ def count(shapes: Shapes, pattern: str) -> int:
 
 
 def autoencoder_sizes(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
-    """An autoencoder, by the names of sd-scripts' AutoEncoderParams."""
+    """Return the sizes of an autoencoder by the names of sd-scripts' AutoEncoderParams."""
     first = shapes[f"{prefix}encoder.conv_in.weight"][0]
     levels = count(shapes, rf"{re.escape(prefix)}encoder\.down\.(\d+)\.")
     widths = [shapes[f"{prefix}encoder.down.{level}.block.0.conv1.weight"][0] for level in range(levels)]
@@ -55,7 +55,7 @@ def autoencoder_sizes(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
 
 
 def clip_sizes(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
-    """A CLIP text encoder by transformers' names, as a CLIPTextConfig has it."""
+    """Return the sizes of a CLIP text encoder in transformers' format by the names of CLIPTextConfig."""
     words, width = shapes[f"{prefix}text_model.embeddings.token_embedding.weight"]
     layer = f"{prefix}text_model.encoder.layers."
     return {
@@ -69,7 +69,7 @@ def clip_sizes(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
 
 
 def sd15_widths(shapes: Shapes) -> tuple[int, ...]:
-    """The widths of the four levels of SD 1.5's U-Net."""
+    """Return the widths of the four levels of SD 1.5's U-Net."""
     blocks = (1, 4, 7, 10)
     return tuple(shapes[f"{UNET}input_blocks.{block}.0.out_layers.3.weight"][0] for block in blocks)
 
@@ -96,11 +96,11 @@ def set_sd15_sizes(files: Mapping[str, Any]) -> None:
     original_unet.TIME_EMBED_DIM = 4 * widths[0]
 
 
-# ---- what else differs from its own start
+# ---- other changes before its start
 
 
 def stub_missing() -> None:
-    """Stand-ins for torchvision and OpenCV where they are missing: the pictures have the right size already."""
+    """Install stubs for torchvision and OpenCV if they are missing: the images have the right size already."""
     if importlib.util.find_spec("torchvision") is None:
         sys.modules["torchvision"] = module_stub("torchvision", transforms=_transforms())
         sys.modules["torchvision.transforms"] = sys.modules["torchvision"].transforms
@@ -111,7 +111,7 @@ def stub_missing() -> None:
 
 def module_stub(name: str, **holds: Any) -> Any:
     module = types.ModuleType(name)
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # where packages look whether it is there
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # by which packages detect it
     module.__dict__.update(holds)
     return module
 
@@ -129,7 +129,7 @@ def _transforms() -> Any:
 
 
 def log_losses(recorder: Any, path: Path) -> None:
-    """Write the loss of each step as it is noted; its progress bar shows the mean of an epoch alone."""
+    """Write the loss of each step as it is recorded; the progress bar shows only the mean of an epoch."""
     add, steps = recorder.add, iter(range(1, sys.maxsize))
 
     def logged(self: Any, *, epoch: int, step: int, loss: float) -> None:
@@ -141,7 +141,7 @@ def log_losses(recorder: Any, path: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Train as the script of that name does."""
+    """Run the script's training."""
     folder, script, losses, *options = arguments
     sys.path.insert(0, folder)
     stub_missing()
@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> None:
         import paired_draws
 
         paired_draws.install()
-    sys.argv = [script, *options]  # which its reading of the TOML parses again
+    sys.argv = [script, *options]  # reading the TOML parses it again
     parser = module.setup_parser()
     args = parser.parse_args()
     train_util.verify_command_line_training_args(args)

@@ -1,13 +1,13 @@
-"""Compiling before the first step beside compiling beside the first steps: full-size models, cold caches.
+"""Compare compiling before the first step with compiling in the background: full-size models, cold caches.
 
-    python -m benchmarks.takeover --family sdxl --steps 60 800 --out takeover.json     # on a GPU, minutes
-    python -m benchmarks.takeover --ways beside before --steps 1600 --warm             # and again with full caches
-    python -m benchmarks.takeover --tiny --ways beside --options compile_blocks=single:0 --family flux    # to try it
+    python -m benchmarks.takeover --family sdxl --steps 60 800 --out takeover.json     # minutes on a GPU
+    python -m benchmarks.takeover --ways beside before --steps 1600 --warm             # also with warm caches
+    python -m benchmarks.takeover --tiny --ways beside --options compile_blocks=single:0 --family flux  # a quick trial
 
-Each training is started as a user starts it, a LoRA without checkpointing on three sizes of image, with an empty cache
-of the compiler. A row says: seconds until the first step was done, seconds a step before and after the takeover (the
-median of the steps' own time), the step of the takeover and what it and all earlier pauses took, the most memory on the
-whole GPU, and the wall from launch to the saved file.
+Each training starts as a user would start it: a LoRA without checkpointing on three image sizes, with an empty compiler
+cache. A row has: seconds until the end of the first step, median seconds per step before and after the takeover, the
+step of the takeover, the seconds of this and all earlier pauses, peak memory of the whole GPU, and the wall time from
+launch to the saved file.
 """
 
 import argparse
@@ -49,7 +49,7 @@ COLUMNS = (
 
 
 def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
-    """One training, and what its record says of the takeover."""
+    """Run one training; return its figures and the takeover from its record."""
     ours = versus.Program(versus.THIS_TRAINER, PROJECT_ROOT, PROJECT_ROOT / "sd-scripts", sys.executable)
     row = versus.run_program(ours, case, work, limit)
     row.pop("file", None)
@@ -73,7 +73,7 @@ def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE of the command line; a value that is none in TOML is a text."""
+    """Parse NAME=VALUE; a value that is not valid TOML is text."""
     name, _, value = text.partition("=")
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
@@ -82,17 +82,17 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run all ways; 1 where one failed."""
+    """Run all ways; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=("sdxl", "flux"), default="sdxl")
     parser.add_argument("--ways", nargs="+", choices=TAKEOVER_WAYS, default=["before", "auto"])
     parser.add_argument("--steps", nargs="+", type=int, default=[60, 800])
-    parser.add_argument("--warm", action="store_true", help="run all ways again with the caches that they left")
-    parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="of the TOML, for all ways")
-    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
-    parser.add_argument("--limit", type=float, default=500, help="seconds after which a training is ended")
-    parser.add_argument("--work", type=Path, default=Path("takeover"), help="the folder of models, images and results")
-    parser.add_argument("--out", type=Path, help="a JSON file with all rows")
+    parser.add_argument("--warm", action="store_true", help="run all ways again with warm caches")
+    parser.add_argument("--options", nargs="*", default=[], metavar="NAME=VALUE", help="TOML options for all ways")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: a quick trial, not a measurement")
+    parser.add_argument("--limit", type=float, default=500, help="time limit per training in seconds")
+    parser.add_argument("--work", type=Path, default=Path("takeover"), help="folder for models, images and results")
+    parser.add_argument("--out", type=Path, help="JSON file for all rows")
     args = parser.parse_args(arguments)
     work, rows = args.work.resolve(), []
     versus_files.make_versus_inputs(work / "inputs", {args.family}, args.tiny)

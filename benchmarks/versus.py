@@ -1,21 +1,20 @@
-"""This trainer and others, side by side: the same TOML on the same files, each in an environment of its own.
+"""Run this trainer and others on the same TOML and files, each in its own environment, and compare them.
 
     python -m benchmarks.versus --rival sd-scripts=../sd-scripts:../sd-scripts/venv/bin/python --out results
     python -m benchmarks.versus --family sdxl --kind lora --cases checkpointing recorded --steps 60
     python -m benchmarks.versus --rival musubi=../musubi-tuner:../musubi-tuner/.venv/bin/python --family qwen_image
-    python -m benchmarks.versus --tiny --family sdxl            # tiny models, on a CPU too: to try it, not to measure
+    python -m benchmarks.versus --tiny --family sdxl            # a quick trial with tiny models, also on a CPU
 
-A rival is NAME=PATH or NAME=PATH:PYTHON: a checkout of sd-scripts or musubi-tuner, whose scripts
-(`flux_train_network.py` and so on) are in its folder, and the Python that has the packages it wants; without one it
-runs with this Python. musubi-tuner gets the options in its own TOML, its file of data sets, and caches of random
-numbers, which this trainer reads as well. Models are of full
-size with random weights; there are 12 images of three sizes. Every training is started as a user starts it, in a
-process of its own that is measured from outside: seconds a step over the second half of the steps, by the lines that it
-prints; the most memory in use on the whole GPU; seconds until the first step is done; the wall from launch to the saved
-file. Each program has its own copy of the images, so its first case of a family makes the caches (marked *). Each case
-compiles with an empty cache.
+A rival is NAME=PATH or NAME=PATH:PYTHON: the folder of a checkout of sd-scripts or musubi-tuner with its scripts
+(`flux_train_network.py` and so on), and the Python with its packages, by default this one. musubi-tuner gets the
+options in its own TOML format, a data set file, and random caches, which this trainer reads as well. Models are
+full-size with random weights; there are 12 images of three sizes. Every training starts as a user would start it, in a
+separate process measured from outside: seconds per step over the second half of the steps, from its printed lines; peak
+memory of the whole GPU; seconds until the end of the first step; wall time from launch to the saved file. Each program
+has its own copy of the images, so its first case of a family makes the caches (marked *). Each case compiles with an
+empty cache.
 
-OUT.json has everything, OUT.md the table: a row for each program and case, in which a program that fails says why.
+OUT.json has everything, OUT.md the table: a row for each program and case, with the reason if the program failed.
 """
 
 import argparse
@@ -39,7 +38,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Program:
-    """A trainer: the folder of its checkout, that of its scripts, and the Python it runs with."""
+    """A trainer: the folders of its checkout and its scripts, and its Python."""
 
     name: str
     folder: Path
@@ -53,10 +52,10 @@ class Program:
 
     @classmethod
     def parse(cls, text: str) -> "Program":
-        """A rival as the command line has it. Raises ValueError."""
+        """Parse a rival of the command line. Raises ValueError."""
         name, _, places = text.partition("=")
         cuts = [i for i, letter in enumerate(places) if letter == ":"]
-        # A colon is part of a path on Windows: it counts where what stands on both sides exists.
+        # Windows paths contain colons, so split only where both sides exist.
         pairs = [(places, sys.executable), *((places[:i], places[i + 1 :]) for i in cuts)]
         for folder, python in pairs:
             if name and folder and Path(folder).is_dir() and (shutil.which(python) or Path(python).is_file()):
@@ -65,12 +64,12 @@ class Program:
         raise ValueError(f"--rival {text}: use NAME=PATH or NAME=PATH:PYTHON, a folder and a Python that exist")
 
     def environment(self, work: Path, case: str) -> dict[str, str]:
-        """Its packages alone, no network, and caches of the compiler that are of this case alone."""
+        """Return an environment with its own packages only, no network, and compiler caches of this case only."""
         own = work / "caches" / self.name.replace(" ", "-") / case.replace(" ", "-")
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("KOHYA_", "ACCELERATE_"))
         }
-        inherited.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles all sources that it imports
+        inherited.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each process compiles all imported sources
         path = os.environ.get("PYTHONPATH", "") if self.name == THIS_TRAINER else ""
         return {
             **inherited,
@@ -87,12 +86,13 @@ class Program:
         }
 
     def script_of(self, case: VersusCase) -> Path:
-        """The file that does a case."""
+        """Return the script of a case."""
         name = versus_files.MUSUBI_SCRIPTS.get(case.script, case.script) if self.source else case.script
         return self.scripts / f"{name}.py"
 
     def lacks(self, case: VersusCase) -> str:
-        """Why it cannot do a case: a script or an option that it does not have. sd-scripts ignores unknown options."""
+        """Return the script or options that it lacks for a case, "" if none. sd-scripts itself ignores unknown
+        options."""
         script = self.script_of(case)
         if not script.is_file():
             return f"has no {script.name}"
@@ -104,7 +104,7 @@ class Program:
         return f"has no {', '.join(missing)}" if missing else ""
 
     def commit(self) -> str:
-        """What git says of the checkout; "" where it is none."""
+        """Return the commit of the checkout; "" without git."""
         done = subprocess.run(
             ["git", "-C", str(self.folder), "describe", "--always", "--dirty"],
             capture_output=True,
@@ -115,7 +115,7 @@ class Program:
 
 
 def run_program(program: Program, case: VersusCase, work: Path, limit: float) -> Row:
-    """One training of one program: what was measured, and the file that came of it."""
+    """Run one training of one program; return its measurements and its saved file."""
     row: Row = {"case": case.title, "program": program.name}
     if lacking := program.lacks(case):
         return {**row, "failed": lacking}
@@ -125,7 +125,7 @@ def run_program(program: Program, case: VersusCase, work: Path, limit: float) ->
         shutil.copytree(work / "inputs" / "images", images)
     has_caches = any(images.rglob(f"*{case.family}*.npz")) or versus_files.has_musubi_caches(case.family)
     row["caches"] = "found" if has_caches else "made"
-    shutil.rmtree(out, ignore_errors=True)  # of an earlier time: this trainer writes over nothing
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier run: this trainer does not overwrite files
     out.mkdir(parents=True)
     name = case.title.replace(" ", "-")
     command = [
@@ -149,16 +149,16 @@ def run_program(program: Program, case: VersusCase, work: Path, limit: float) ->
     row |= versus_measure.measure_training(command, steps, log, environment, program.folder, limit)
     file = out / f"{name}.safetensors"
     if not file.is_file():
-        row.setdefault("failed", "left no file")
+        row.setdefault("failed", "saved no file")
         return row
     return {**row, "file": describe_saved_file(file)}
 
 
-# ---- the files that came of it
+# ---- saved files
 
 
 def _references(images: Path, work: Path) -> Path:
-    """A copy of the images, as reference images, which may not be the images themselves."""
+    """Return a copy of the images for use as references, which must be separate files."""
     folder = work / "references"
     if not folder.exists():
         shutil.copytree(images, folder, ignore=shutil.ignore_patterns("*.npz", "*.safetensors"))
@@ -166,7 +166,7 @@ def _references(images: Path, work: Path) -> Path:
 
 
 def describe_saved_file(file: Path) -> dict[str, Any]:
-    """The tensors of a file by name (type and shape), and the names in its metadata."""
+    """Return the tensors of a file by name (type and shape), and its metadata keys."""
     from library.families.shared import weights
 
     tensors = {name: [about["dtype"], list(about["shape"])] for name, about in weights.header_entries(file).items()}
@@ -177,7 +177,7 @@ def describe_saved_file(file: Path) -> dict[str, Any]:
 
 
 def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> str:
-    """What differs between a file and this trainer's of the same case, in words."""
+    """Describe the differences between a file and this trainer's of the same case."""
     if ours is None:
         return ""
     mine, theirs = ours["tensors"], file["tensors"]
@@ -198,7 +198,7 @@ def compare_saved_files(file: dict[str, Any], ours: dict[str, Any] | None) -> st
 
 
 def versus_rows(rows: list[Row]) -> Iterator[str]:
-    """The rows in Markdown; `x` is the seconds a step of the first rival over those of a row."""
+    """Return the rows in Markdown; `x` is the first rival's seconds per step divided by the row's."""
     yield f"| {' | '.join(TABLE_HEAD)} |"
     yield "|" + "---|" * len(TABLE_HEAD)
     for row in rows:
@@ -225,9 +225,9 @@ def versus_rows(rows: list[Row]) -> Iterator[str]:
 
 
 def document(results: dict[str, Any]) -> str:
-    """The machine, the versions and the table."""
+    """Return the machine, the versions and the table."""
     machine = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-    lines = [f"Machine: {machine}.", f"{results['steps']} steps; * makes its caches.", ""]
+    lines = [f"Machine: {machine}.", f"{results['steps']} steps; * includes making the caches.", ""]
     for name, about in results["programs"].items():
         packages = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
         lines.append(f"- {name} {about['commit']}: {packages}")
@@ -235,25 +235,25 @@ def document(results: dict[str, Any]) -> str:
 
 
 def save_results(results: dict[str, Any], out: Path) -> None:
-    """Write down what is known so far."""
+    """Write the results so far."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     out.with_suffix(".md").write_text(document(results), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cases; 1 where this trainer failed one that it has."""
+    """Run the cases; return 1 if this trainer failed one that it supports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PATH[:PYTHON]")
     parser.add_argument("--family", nargs="+", choices=versus_files.known_families(), default=["sdxl", "flux"])
     parser.add_argument("--kind", nargs="+", choices=("lora", "full"), default=["lora", "full"])
     parser.add_argument(
-        "--cases", nargs="+", metavar="NAME", help=f"only these of {versus_files.VERSUS_CASES_FILE.name}"
+        "--cases", nargs="+", metavar="NAME", help=f"only these cases of {versus_files.VERSUS_CASES_FILE.name}"
     )
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tiny", action="store_true", help="tiny models: to try it, not to measure")
-    parser.add_argument("--limit", type=float, default=900, help="seconds after which a training is ended")
-    parser.add_argument("--work", type=Path, default=Path("versus"), help="the folder of models, images and results")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: a quick trial, not a measurement")
+    parser.add_argument("--limit", type=float, default=900, help="time limit per training in seconds")
+    parser.add_argument("--work", type=Path, default=Path("versus"), help="folder for models, images and results")
     parser.add_argument("--out", type=Path, help="OUT.json and OUT.md; default: results in the folder of --work")
     args = parser.parse_args(arguments)
     try:
@@ -263,30 +263,30 @@ def main(arguments: list[str] | None = None) -> int:
         ]
     except ValueError as error:
         parser.error(str(error))
-    every = [
+    cases = [
         case
         for case in versus_files.versus_cases(args.tiny, args.steps)
         if case.family in args.family and case.kind in args.kind
     ]
-    if unknown := {*(args.cases or ())} - {case.name for case in every}:
-        names = ", ".join(dict.fromkeys(case.name for case in every))
-        parser.error(f"--cases: there is no {', '.join(sorted(unknown))} here; choose from {names}")
-    every = [case for case in every if not args.cases or case.name in args.cases]
+    if unknown := {*(args.cases or ())} - {case.name for case in cases}:
+        names = ", ".join(dict.fromkeys(case.name for case in cases))
+        parser.error(f"--cases: unknown: {', '.join(sorted(unknown))}; choose from {names}")
+    cases = [case for case in cases if not args.cases or case.name in args.cases]
     work, out = args.work.resolve(), args.out or args.work / "results"
-    versus_files.make_versus_inputs(work / "inputs", {case.family for case in every}, args.tiny)
+    versus_files.make_versus_inputs(work / "inputs", {case.family for case in cases}, args.tiny)
     results: dict[str, Any] = {
         "machine": machine_facts(),
         "steps": args.steps,
         "rows": [],
         "programs": {
-            one.name: {
-                "commit": one.commit(),
-                "versions": versus_measure.versions_of_program(one.python, one.environment(work, "")),
+            program.name: {
+                "commit": program.commit(),
+                "versions": versus_measure.versions_of_program(program.python, program.environment(work, "")),
             }
-            for one in programs
+            for program in programs
         },
     }
-    for case in every:
+    for case in cases:
         for program in programs:
             results["rows"].append(run_program(program, case, work, args.limit))
             print([*versus_rows(results["rows"])][-1], flush=True)
@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What all of this ran on."""
+    """Describe the machine of the measurements."""
     import platform
 
     from library.runs.machine import computer_memory, driver_version, read_gpus

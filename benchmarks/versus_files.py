@@ -1,7 +1,7 @@
-"""What every program in versus.py trains on: model files with random weights, tokenizers, images, caches and TOML.
+"""The files for all programs in versus.py: models with random weights, tokenizers, images, caches and TOML.
 
-For families whose caches are musubi-tuner's the caches are random, too, so that no program needs their text encoder,
-and a full-size model has one random block many times, as drawing and holding 41 GB would take long.
+For families with musubi-tuner's cache format the caches are random, too, so that no program needs their text encoder,
+and a full-size model repeats one random block, as drawing and holding 41 GB would take long.
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import Any
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 VERSUS_CASES_FILE = PROJECT_ROOT / "benchmarks" / "versus.toml"
-IMAGE_SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # of images, width and height: as large as their buckets
+IMAGE_SIZES = ((1024, 1024), (832, 1216), (1216, 832))  # width and height of images, equal to their buckets
 TINY_SIZES = ((128, 128), (64, 256), (256, 64))
-# Of tiny models: those of the real ones, as sd-scripts has written them into its code. It has the real widths, too.
+# Tiny models have the widths of the real ones, which sd-scripts hard-codes.
 TINY_DEPTHS = {"sdxl": {"unet": (32, 64, 128), "depth": (0, 2, 10)}}
 CAPTION_TOKENS = (90, 180)  # at least and at most
-# Where sd-scripts looks for tokenizers in tokenizer_cache_dir.
+# sd-scripts' folders of tokenizers within tokenizer_cache_dir.
 TOKENIZERS = ("openai_clip-vit-large-patch14", "laion_CLIP-ViT-bigG-14-laion2B-39B-b160k", "google_t5-v1_1-xxl")
-# transformers before 5 cannot read what version 5 writes here.
+# transformers 4 cannot read these files as written by version 5.
 T5_CONFIG = {
     "tokenizer_class": "T5Tokenizer",
     "model_max_length": 512,
@@ -36,17 +36,17 @@ T5_CONFIG = {
 
 @dataclass(frozen=True)
 class VersusCase:
-    """One training that every program does."""
+    """One training for all programs."""
 
-    family: str  # or a relative of one, by its name in the demo
+    family: str  # or a relative, by its name in the demo
     kind: str  # lora or full
     name: str
-    options: dict[str, Any]  # of its TOML, besides the folders
-    own: tuple[str, ...]  # the options that make the case
+    options: dict[str, Any]  # TOML options, besides folders
+    own: tuple[str, ...]  # the options that define the case
 
     @property
     def script(self) -> str:
-        """The file that does it, by its name in sd-scripts."""
+        """Return the name of its script in sd-scripts."""
         from library import families
 
         of_family = families.facts_of(families.owner(self.family)).scripts
@@ -66,7 +66,7 @@ def known_families() -> tuple[str, ...]:
 
 
 def versus_cases(tiny: bool, steps: int) -> Iterator[VersusCase]:
-    """All cases of the file, with so many steps each."""
+    """Return all cases of the file, with this number of steps each."""
     tables = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))
     for name, case in tables["case"].items():
         if tiny and not case.get("tiny", True):
@@ -86,7 +86,7 @@ def versus_cases(tiny: bool, steps: int) -> Iterator[VersusCase]:
 
 
 def plain_case(family: str, tiny: bool, steps: int) -> VersusCase:
-    """The LoRA of a family without an option that saves memory."""
+    """Return the LoRA case of a family without memory-saving options."""
     cases = versus_cases(tiny, steps)
     return next(case for case in cases if (case.family, case.kind, case.name) == (family, "lora", "plain"))
 
@@ -96,7 +96,7 @@ def write_toml(case: VersusCase, folder: Path, inputs: Path) -> Path:
 
 
 def filled(case: VersusCase, inputs: Path) -> dict[str, Any]:
-    """The options of a case with the folders of models and tokenizers."""
+    """Return the options of a case with the folders of models and tokenizers filled in."""
     places = {"{models}": (inputs / "models").as_posix(), "{tokenizers}": (inputs / "tokenizers").as_posix()}
     text = json.dumps(case.options)
     for name, place in places.items():
@@ -109,8 +109,8 @@ def write_flat(path: Path, options: Mapping[str, Any]) -> Path:
     return path
 
 
-MUSUBI_SCRIPTS = {"krea_2_train_network": "krea2_train_network"}  # where it has another name
-# What musubi-tuner calls some options. Those of images are in its file of data sets; of the rest it has not all.
+MUSUBI_SCRIPTS = {"krea_2_train_network": "krea2_train_network"}  # scripts with another name
+# musubi-tuner's names of options. Image options are in its data set file; it lacks some of the others.
 MUSUBI_OPTIONS = {"pretrained_model_name_or_path": "dit"}
 MUSUBI_DATA = {
     "caption_extension": "caption_extension",
@@ -134,8 +134,8 @@ NOT_MUSUBI = (
 
 
 def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> Path:
-    """The TOML of a case as musubi-tuner has it, and beside it that of its data sets. 8-bit weights have scales there,
-    as it recommends."""
+    """Write a case as musubi-tuner's TOML, and its data set file beside it. 8-bit weights get scales, as it
+    recommends."""
     options = filled(case, inputs)
     width, _, height = str(options["resolution"]).partition(",")
     general = {"resolution": [int(width), int(height)]}
@@ -159,7 +159,7 @@ def write_musubi(case: VersusCase, folder: Path, inputs: Path, images: Path) -> 
 
 
 def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
-    """Models, tokenizers, images and caches, as far as they are not there yet."""
+    """Make missing models, tokenizers, images and caches."""
     from library.demo import images
 
     pictures = inputs / "images"
@@ -172,14 +172,14 @@ def make_versus_inputs(inputs: Path, families: set[str], tiny: bool) -> None:
 
 
 def lengthen_captions(pictures: Path) -> None:
-    """Write captions of digits, each of which is a token: as long as captions of a vision model."""
+    """Write captions of digits, one token each, as long as those of a vision model."""
     lengths = random.Random(0)
     for caption in sorted(pictures.rglob("*.txt")):
         caption.write_text("7" * lengths.randrange(*CAPTION_TOKENS), encoding="utf-8")
 
 
 def model_file(inputs: Path, family: str, part: str) -> Path:
-    """Where the TOML expects a file of a family's model; `part` is the family's name for the base model itself."""
+    """Return the path of a model file in the TOML; `part` is the family's name for the base model itself."""
     from library import families
 
     table = tomllib.loads(VERSUS_CASES_FILE.read_text(encoding="utf-8"))["family"][family]
@@ -190,8 +190,8 @@ def model_file(inputs: Path, family: str, part: str) -> Path:
 
 
 def make_model(inputs: Path, family: str, tiny: bool) -> None:
-    """The files of a family's model, under the names that the TOML has, its tokenizers, and caches in musubi-tuner's
-    format where the family has such."""
+    """Make a family's model files under the names in the TOML, its tokenizers, and caches if they have musubi-tuner's
+    format."""
     from library.families import owner, random_module, sizes_of_model
 
     module, place = random_module(owner(family)), inputs / "models" / f"{family}-written"
@@ -225,17 +225,17 @@ def make_model(inputs: Path, family: str, tiny: bool) -> None:
         config.write_text(json.dumps(T5_CONFIG), encoding="utf-8")
 
 
-# ---- of families with musubi-tuner's caches
+# ---- families with musubi-tuner's cache format
 
-# What there is one of in the file that a full-size model is made of; the text encoder never runs.
+# Numbers of blocks in the file from which a full-size model is made; the text encoder never runs.
 ONE_BLOCK = ("blocks", "double_blocks", "single_blocks", "text_layers", "vision_layers")
-# Their transformer has a weight for each layer of the text encoder that it reads.
+# Their transformer has a weight per layer of the text encoder.
 READ_BY_LAYER = ("krea_2",)
 FIRST_BLOCK = re.compile(r"(.*\bblocks\.|\w+_blocks\.|layers\.)0(\..*)")
 
 
 def find_subject(family: str) -> Any:
-    """A family, or a relative of one, as the TOML has its model."""
+    """Return the subject of a family or a relative."""
     from library import families
     from library.config.building import build_config
     from library.config.schema import options_of
@@ -252,7 +252,7 @@ def has_musubi_caches(family: str) -> bool:
 
 
 def with_one_block(family: str, sizes: Any) -> Any:
-    """The sizes of the file whose blocks `repeat_blocks` repeats."""
+    """Return the sizes of the file whose blocks `repeat_blocks` repeats."""
     kept = ("text_layers",) if family in READ_BY_LAYER else ()
     return replace(
         sizes, **{field.name: 1 for field in fields(sizes) if field.name in ONE_BLOCK and field.name not in kept}
@@ -260,7 +260,7 @@ def with_one_block(family: str, sizes: Any) -> Any:
 
 
 def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
-    """A model of one block of each kind in a file -> the same with as many as `sizes` say, copied from file to file."""
+    """Write a model with the numbers of blocks in `sizes` by repeating those of a file with one block of each kind."""
     with small.open("rb") as source, large.open("wb") as target:
         size = int.from_bytes(source.read(8), "little")
         header: dict[str, Any] = json.loads(source.read(size))
@@ -288,8 +288,8 @@ def repeat_blocks(small: Path, large: Path, sizes: Any) -> None:
 
 
 def write_caches(pictures: Path, family: str, sizes: Any) -> None:
-    """Random latents and captions beside each picture, of its own size, as musubi-tuner's caches. A reference image is
-    the picture itself."""
+    """Write random latents and captions of each image's size beside it, as musubi-tuner's caches. A reference image is
+    the image itself."""
     import numpy as np
     import torch
     from PIL import Image
@@ -317,7 +317,7 @@ def write_caches(pictures: Path, family: str, sizes: Any) -> None:
             file, {name: rng.standard_normal(shape, np.float32) for name in names}, facts | size
         )
         caption = picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
-        length = len(caption)  # training reads as many tokens as the tokenizer makes of it, which are not more
+        length = len(caption)  # training reads at most the tokens that the tokenizer makes of it
         arrays = {
             text.names.get(key, key): rng.standard_normal(
                 (length if text.mask else outputs[key][0], *outputs[key][1:]), np.float32

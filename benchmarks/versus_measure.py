@@ -1,4 +1,4 @@
-"""One training in a process of its own, measured from outside: the same way for every program."""
+"""Measure a training in a separate process from outside, in the same way for every program."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MEMORY_INTERVAL = 0.2  # seconds between two looks at the GPU's memory
-LOSS = re.compile(r"(?:avr_loss=|\(average )([0-9.]+|nan)")  # the mean of an epoch so far: tqdm's, and this trainer's
+MEMORY_INTERVAL = 0.2  # seconds between two readings of the GPU's memory
+LOSS = re.compile(r"(?:avr_loss=|\(average )([0-9.]+|nan)")  # mean of the epoch so far: tqdm's, and this trainer's
 NOISE = re.compile(r"^\s*(?:File \"|\^+|warnings\.warn|\S+%\||$)")
 
 
 @dataclass
 class PrintedSteps:
-    """Reads what a training prints, as it comes, and notes when each step was done."""
+    """Notes the time of each step from a training's output."""
 
     steps: int
     began: float
@@ -26,7 +26,7 @@ class PrintedSteps:
     _rest: str = ""
 
     def feed(self, text: str, now: float) -> None:
-        """More of what is printed. PrintedSteps bars write `12/60`, this trainer `step 12/60`."""
+        """Read more output. tqdm's bars print `12/60`, this trainer `step 12/60`."""
         self._rest += text
         for match in re.finditer(rf"(?<![\d/.])(\d+)/{self.steps}(?=[\s,\[\]])", self._rest):
             if 1 <= int(match[1]) <= self.steps:
@@ -34,7 +34,7 @@ class PrintedSteps:
         self._rest = self._rest[-40:]
 
     def facts(self) -> dict[str, float]:
-        """Seconds until the first step was done, and seconds a step over the second half."""
+        """Return the seconds until the end of the first step, and per step over the second half."""
         if not self.seen:
             return {}
         facts = {"first_step_s": round(min(self.seen.values()), 1)}
@@ -46,7 +46,7 @@ class PrintedSteps:
 
 
 class GpuMemory:
-    """The most memory that was in use on each of some whole GPUs, as the driver tells; nothing without one."""
+    """Polls the driver for peak memory of whole GPUs; empty without a GPU."""
 
     def __init__(self, shown: Sequence[str]) -> None:
         self._peaks: dict[str, float] = {}
@@ -63,7 +63,7 @@ class GpuMemory:
         self._thread.join()
 
     def peak(self) -> float | list[float] | None:
-        """GiB: of the GPU, or of each of several."""
+        """Return the peak in GiB: of the GPU, or of each of several."""
         peaks = [self._peaks[index] for index in self._shown if index in self._peaks]
         return peaks if len(peaks) > 1 else next(iter(peaks), None)
 
@@ -79,8 +79,8 @@ class GpuMemory:
 def measure_training(
     command: list[str], steps: int, log: Path, environment: dict[str, str], folder: Path, limit: float
 ) -> dict[str, Any]:
-    """Run a training to its end, or to `limit` seconds. What it took, and why it failed if it did. Memory is that of
-    the GPUs that are shown to it, of the first one where that is not said."""
+    """Run a training to its end, for at most `limit` seconds; return its figures, and the reason if it failed. Memory
+    is that of the GPUs visible to it, by default the first."""
     began = time.monotonic()
     gpus = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     progress, expired = PrintedSteps(steps, began), threading.Event()
@@ -126,21 +126,21 @@ def measure_training(
 
 
 def read_log(text: str) -> dict[str, Any]:
-    """What a log says at its end: the mean loss, and what compiling took."""
+    """Return the final mean loss and the compile time of a log."""
     losses, compiled = LOSS.findall(text), re.findall(r"Compiled: (\d+ graphs .* in [\d.]+ s)", text)
     facts: dict[str, Any] = {"loss": float(losses[-1])} if losses else {}
     return facts | ({"compiled": compiled[-1]} if compiled else {})
 
 
 def last_words(text: str) -> str:
-    """Why a program ended: the last line that is an error's, else the last that is one."""
+    """Return the last line of a log that names an error, or else its last non-empty line."""
     lines = [line.strip() for line in text.splitlines() if not NOISE.match(line)]
     errors = [line for line in lines if re.match(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)\b.*:|error:|.*: error:", line)]
     return (errors or lines or [""])[-1][:200]
 
 
 def versions_of_program(python: str, environment: dict[str, str]) -> dict[str, str]:
-    """The packages that a program runs with."""
+    """Return the versions of a program's packages."""
     names = ["torch", "transformers", "diffusers", "accelerate"]
     code = "import importlib.metadata as m, json, sys\nfound = {'python': sys.version.split()[0]}\n"
     code += f"for name in {names}:\n    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n"

@@ -61,13 +61,13 @@ class Page(gr.Blocks):
 
     def __init__(self, training: TrainingTabs, roots: Sequence[Path], **blocks_arguments: Any) -> None:
         self.service, self.training, self.roots = JsonApi(), training, roots
-        self.first_files: list[Path | bytes] = []  # files that each first visit requests
+        self.first_files: list[Path | bytes] = []  # files of every first visit
         self.prepare_api: Callable[[], object] = lambda: None
         self.service.add(training.handlers, training.image_handlers)
         super().__init__(**blocks_arguments)
 
     def build_api(self, root_path: str) -> Any:
-        """The API for scripts, whose modules take a tenth of a second to load."""
+        """Return the API for scripts, whose modules take a tenth of a second to load."""
         from kohya_gui.api.building import build_api
 
         return build_api(self.roots, root_path)
@@ -124,13 +124,13 @@ def build_page(roots: Sequence[Path] = ()) -> Page:
     page.service.add(masks.handlers, masks.image_handlers, masks.piece_handlers)
     page.service.add(uploads.handlers, pieces=uploads.piece_handlers)
     page.service.add(texts.handlers())
-    page.service.here_only.add("allow")  # only a browser on this computer may widen what the page can read
+    page.service.here_only.add("allow")  # only a browser on this computer may extend the page's roots
     return page
 
 
 def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
-    """The page as an ASGI application, behind its access checks and compressed on the wire."""
-    # Mounted and not launched: launch() asks the network for its own address, obeys a dozen environment variables, and
+    """Return the page as an ASGI application, behind its access checks and compressed on the wire."""
+    # Mounted, not launched: launch() queries the network for its own address, obeys a dozen environment variables, and
     # may open a public link in notebooks.
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page.service.attach(outer)
@@ -151,8 +151,8 @@ def application(page: Page, access: JsonObject, root_path: str = "") -> Any:
         root_path=root_path or None,
     )
     mounted: Any = outer.router.routes[-1]  # Gradio appends its route, and returns the outer application
-    page.app = mounted.app  # what its queue hands requests to
-    # Gradio's queue polls for events a thousand times a second: a twentieth of a processor, although the page has none.
+    page.app = mounted.app  # its queue passes requests to this
+    # Gradio's queue polls for events a thousand times a second, although the page has none: a twentieth of a processor.
     page._queue.sleep_when_free = 0.02
     used = preloads.find_needed_files(sorted({block.get_block_name() for block in page.blocks.values()}))
     lines, sheets, styles = preloads.head(used)

@@ -62,7 +62,7 @@ def test_a_dimension_of_frames_does_not_change_the_draws(monkeypatch):
 def test_results_are_compared_relative_to_what_was_learnt():
     start = {"a": torch.zeros(2), "b": torch.ones(1)}
     theirs, mine = {**start, "a": torch.tensor([3.0, 4.0])}, {"a": torch.tensor([3.0, 4.5]), "b": torch.ones(1)}
-    row = beside_rivals.learnt_difference({**mine, "c": torch.ones(1)}, theirs, start)
+    row = beside_rivals.change_difference({**mine, "c": torch.ones(1)}, theirs, start)
     assert row == {"learnt": pytest.approx(0.1), "tensors": 2, "only here": ["c"], "only there": []}
     assert beside_rivals.loss_difference([(1, 2.0), (2, 1.1)], [(1, 2.0), (2, 1.0)]) == pytest.approx(0.1)
     row |= {"alike": "", "loss": 1e-7}

@@ -57,7 +57,7 @@ def test_the_table_has_every_setting():
 def test_the_project_takes_every_setting_or_says_why_not(tmp_path):
     asked = asked_for(tmp_path, "--seeds", "1")
     left_out = {"lora": set(), "full": set()}
-    for job in quality.planned(asked):
+    for job in quality.planned_jobs(asked):
         unknown = quality.options_of(job, tmp_path, asked).keys() - options_of(config_class(job.script)).keys()
         assert not unknown, job
         if why := quality.why_left_out(job, tmp_path, asked):
@@ -67,7 +67,7 @@ def test_the_project_takes_every_setting_or_says_why_not(tmp_path):
 
 
 def test_the_first_seed_of_all_comes_first(tmp_path):
-    jobs = list(quality.planned(asked_for(tmp_path, "--seeds", "2")))
+    jobs = list(quality.planned_jobs(asked_for(tmp_path, "--seeds", "2")))
     assert [job.seed for job in jobs] == sorted(job.seed for job in jobs)
     assert jobs[0].setting.name == "compiled" and len({job.key for job in jobs}) == len(jobs)
 
@@ -87,12 +87,12 @@ def test_epochs_are_whole_and_nothing_held_out_is_trained(tmp_path):
 
 
 def test_a_drawing_is_nearer_to_others_of_its_kind():
-    references = [quality.drawn("blue", number) for number in range(4)]
+    references = [quality.draw_subject("blue", number) for number in range(4)]
     square = Image.new("RGBA", (120, 120), (0, 0, 0, 0))
     ImageDraw.Draw(square).rectangle((20, 20, 100, 100), fill=(244, 140, 36))
-    own = max(quality_report.distance(quality.drawn("blue", number), references) for number in range(10, 20))
+    own = max(quality_report.distance(quality.draw_subject("blue", number), references) for number in range(10, 20))
     other = quality_report.distance(compose(square, GROUNDS["blue"], Random(0)), references)
-    assert own < 0.1 < other < quality_report.distance(quality.drawn("pink", 0), references)
+    assert own < 0.1 < other < quality_report.distance(quality.draw_subject("pink", 0), references)
 
 
 def row(setting, seed, loss, shade=100, **more):
@@ -126,7 +126,7 @@ def test_what_is_beyond_the_spread_is_said(tmp_path):
     assert {line.count("|") for line in lines if line.startswith("|")} == {9}
     said = [line for line in lines if line.startswith("- ")]
     assert any("fp8 base: held-out loss 1.05000 instead of 1.00000" in line for line in said)
-    assert any("fp8 base: its pictures are further" in line for line in said)
+    assert any("fp8 base: its images are further" in line for line in said)
     assert not any("bf16" in line for line in said)
     assert len(json.loads((tmp_path / "quality.json").read_text())) == 16
     assert all(np.asarray(Image.open(tmp_path / name)).any() for name in ("quality.png", "samples-flux.png"))

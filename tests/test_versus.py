@@ -106,7 +106,7 @@ def test_programs_are_run_in_turn_and_a_failure_is_a_row(checkout, inputs, monke
     assert any(line.startswith(f"- {THIS_TRAINER}") and "torch" in line for line in lines)
     with pytest.raises(SystemExit):
         versus.main([*asked, "--cases", "fastest"])
-    assert "there is no fastest here; choose from checkpointing, " in capsys.readouterr().err
+    assert "unknown: fastest; choose from checkpointing, " in capsys.readouterr().err
     assert versus.main([*asked, "--cases", "checkpointing"]) == 0  # the files of the first time are in nobody's way
 
 

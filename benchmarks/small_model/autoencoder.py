@@ -1,8 +1,8 @@
-"""Train the small autoencoder of a family for a number of seconds: `vae.safetensors`, by diffusers' names.
+"""Train the small autoencoder of a family for a number of seconds, into `vae.safetensors` with diffusers' names.
 
-Loss: L1 and squared error of pixels and L1 of their differences to the neighbours, with a small KL term. The decoder
-sees latents with a little noise, as a denoiser's are never exact. Before the last part of the training the latents are
-scaled and shifted to what the family's code expects, unit variance after its own scale.
+Loss: L1 and squared error of pixels and L1 of the differences between neighbours, with a small KL term. The decoder
+gets slightly noised latents, as a denoiser's are never exact. Before the last part of the training the latents are
+scaled and shifted to what the family's code expects: unit variance after its own scale.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from benchmarks.small_model import networks
 from library.files import write_atomic
 
 RATE = 1e-3
-SCALED_AFTER = 0.8  # share of the time; from then on whole pictures are seen
-CROP = 64  # pixels, a quarter of the work: convolutions learn the same from it
+SCALED_AFTER = 0.8  # share of the time; after it, whole images
+CROP = 64  # pixels: a quarter of the work, and convolutions learn the same
 KL_WEIGHT = 1e-6
 LATENT_NOISE = 0.1  # of the latents' standard deviation, added before decoding
 
 
 def read_pictures(folder: Path) -> Tensor:
-    """All pictures of a folder, uint8 [N, 3, H, W]."""
+    """Return all images of a folder, uint8 [N, 3, H, W]."""
     paths = sorted(folder.glob("*.png"))
     with ThreadPoolExecutor() as pool:
         pictures = list(pool.map(lambda path: np.asarray(Image.open(path).convert("RGB")), paths))
@@ -36,7 +36,7 @@ def read_pictures(folder: Path) -> Tensor:
 
 
 def loss_of(vae: Any, pixels: Tensor) -> Tensor:
-    """The loss of reconstructing pixels [B, 3, H, W] in -1..1."""
+    """Return the loss of reconstructing pixels [B, 3, H, W] in -1..1."""
     posterior = vae.encode(pixels).latent_dist
     latents = posterior.sample()
     latents = latents + LATENT_NOISE * latents.detach().std() * torch.randn_like(latents)
@@ -49,10 +49,10 @@ def loss_of(vae: Any, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def scale_latents(vae: Any, pixels: Tensor, kind: networks.LatentScale) -> None:
-    """Give the latents the mean and deviation that the family's scale and shift turn into 0 and 1."""
+    """Give the latents the mean and deviation that the family's scale and shift map to 0 and 1."""
     latents = torch.cat([vae.encode(part).latent_dist.mean.float() for part in pixels.split(64)])
     mean = latents.mean((0, 2, 3))
-    # One factor for all channels: those that say little stay small, so that the denoiser spends little on them.
+    # One factor for all channels, so that weak channels stay small and the denoiser spends little on them.
     deviation = (latents - mean[:, None, None]).square().mean().sqrt()
     factor = (1 / kind.scale / deviation).expand(len(mean)).clone()
     offset = kind.shift - mean * factor
@@ -62,12 +62,12 @@ def scale_latents(vae: Any, pixels: Tensor, kind: networks.LatentScale) -> None:
     before.weight[:channels] *= factor[:, None, None, None]
     before.bias[:channels] = before.bias[:channels] * factor + offset
     before.bias[channels:] += 2 * factor.log()
-    after.bias -= torch.einsum("oihw,i->o", after.weight, offset / factor)  # borders, padded with 0, learn it again
+    after.bias -= torch.einsum("oihw,i->o", after.weight, offset / factor)  # zero-padded borders adapt later
     after.weight /= factor[None, :, None, None]
 
 
 def train_autoencoder(vae: Any, pictures: Tensor, kind: networks.LatentScale, seconds: float, batch: int) -> None:
-    """Train in place; AdamW with a warm-up and a linear fall of the rate."""
+    """Train in place with AdamW, a warm-up and a linearly falling rate."""
     device = pictures.device
     optimizer = torch.optim.AdamW(vae.parameters(), RATE, weight_decay=0.0, fused=device.type == "cuda")
     began, step, scaled = time.monotonic(), 0, False
@@ -102,7 +102,7 @@ def scale_pixels(pictures: Tensor) -> Tensor:
 
 @torch.no_grad()
 def report_quality(vae: Any, pictures: Tensor, kind: networks.LatentScale, sheet: Path) -> None:
-    """Print what the latents and reconstructions of held-out pictures are like, and draw some of both."""
+    """Print statistics of held-out latents and reconstructions, and draw some reconstructions."""
     pixels = scale_pixels(pictures[:256])
     latents = vae.encode(pixels).latent_dist.mean
     decoded = vae.decode(latents).sample.clamp(-1, 1)
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the small autoencoder.")
     parser.add_argument("family", choices=[*networks.AUTOENCODERS])
     parser.add_argument("pictures", type=Path)
-    parser.add_argument("folder", type=Path, help="for vae.safetensors and vae.png")
+    parser.add_argument("folder", type=Path, help="folder for vae.safetensors and vae.png")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--batch", type=int, default=64)
     args = parser.parse_args()

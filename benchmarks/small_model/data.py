@@ -1,5 +1,5 @@
-"""Pictures with captions from `emoji.zip`: each emoji on several grounds, shifted and scaled, described in several
-wordings. Every picture follows from its name and number, so that two machines make the same data set."""
+"""Make captioned images from `emoji.zip`: each emoji on several backgrounds, shifted and scaled, with captions in
+several wordings. An image depends only on its name and number, so two machines make the same data set."""
 
 import argparse
 import hashlib
@@ -17,9 +17,9 @@ from PIL import Image
 from library.demo.zorb import GROUNDS, NAME, SIDE, WORDINGS
 
 SMALLEST = 0.7  # of the emoji's full size
-HELD_OUT = 20  # one of so many names is kept for validation
-WITHOUT_CAPTION = 10  # one of so many pictures has none, for guidance without a prompt
-NEW_WORDS = (NAME,)  # that the tokenizers know and no picture shows
+HELD_OUT = 20  # one in so many names is for validation
+WITHOUT_CAPTION = 10  # one in so many images has none, for unconditional guidance
+NEW_WORDS = (NAME,)  # in the tokenizers, but in no image
 
 
 def is_held_out(name: str) -> bool:
@@ -27,7 +27,7 @@ def is_held_out(name: str) -> bool:
 
 
 def captions_of(names: Sequence[str]) -> Iterator[str]:
-    """Every wording of every name, for the vocabulary of tokenizers."""
+    """Return every wording of every name, for the vocabulary of tokenizers."""
     for name in names:
         for wording in WORDINGS:
             yield wording.format(name=name, ground="white")
@@ -36,7 +36,7 @@ def captions_of(names: Sequence[str]) -> Iterator[str]:
 
 
 def compose(emoji: Image.Image, ground: tuple[int, int, int], random: Random) -> Image.Image:
-    """The emoji on a ground, RGB [SIDE, SIDE], at a random size and place."""
+    """Return the emoji on a background, RGB [SIDE, SIDE], at a random size and place."""
     side = round(emoji.width * random.uniform(SMALLEST, 1.0))
     place = (random.randint(0, SIDE - side), random.randint(0, SIDE - side))
     image = Image.new("RGB", (SIDE, SIDE), ground)
@@ -46,7 +46,7 @@ def compose(emoji: Image.Image, ground: tuple[int, int, int], random: Random) ->
 
 
 def write_pictures(folder: Path, variants: int, stored: tuple[str, bytes]) -> int:
-    """Write the pictures of one emoji, given by its name and file, and their captions; returns how many."""
+    """Write the captioned images of one emoji; return their number."""
     name, data = stored
     emoji = Image.open(io.BytesIO(data)).convert("RGBA")
     place = folder / ("held_out" if is_held_out(name) else "train")
@@ -65,18 +65,18 @@ def write_pictures(folder: Path, variants: int, stored: tuple[str, bytes]) -> in
 
 
 def read_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and WebP file of each emoji."""
+    """Return name and WebP file of each emoji."""
     with zipfile.ZipFile(archive) as stored:
         for name in stored.namelist():
             yield name.removesuffix(".webp"), stored.read(name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the small model's pictures from emoji.zip.")
-    parser.add_argument("folder", type=Path, help="where emoji.zip is; pictures go into its folder pictures")
-    parser.add_argument("--variants", type=int, default=16, help="pictures of each emoji (default: 16)")
-    parser.add_argument("--to", type=Path, help="another folder for the pictures")
-    parser.add_argument("--first", type=int, help="only so many emoji")
+    parser = argparse.ArgumentParser(description="Make the small models' images from emoji.zip.")
+    parser.add_argument("folder", type=Path, help="folder of emoji.zip; images go into its folder pictures")
+    parser.add_argument("--variants", type=int, default=16, help="images per emoji (default: 16)")
+    parser.add_argument("--to", type=Path, help="another folder for the images")
+    parser.add_argument("--first", type=int, help="number of emoji (default: all)")
     args = parser.parse_args()
     folder = args.to or args.folder / "pictures"
     for part in ("train", "held_out"):
@@ -84,7 +84,7 @@ def main() -> None:
     stored = list(read_archive(args.folder / "emoji.zip"))[: args.first]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         counts = pool.map(partial(write_pictures, folder, args.variants), stored, chunksize=16)
-        print(f"{sum(counts)} pictures in {folder}")
+        print(f"{sum(counts)} images in {folder}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Draw every emoji of Noto Color Emoji (SIL OFL 1.1) once, with its English name: `emoji.zip` in a folder.
+"""Draw every emoji of Noto Color Emoji (SIL OFL 1.1) once, with its English name, into `emoji.zip` in a folder.
 
-Needs what no training needs: Debian's fonts-noto-color-emoji, the package emoji, and a Pillow with raqm, which joins
-the characters of flags and families.
+Besides the trainer's own requirements it needs Debian's fonts-noto-color-emoji, the package emoji, and a Pillow with
+raqm, which joins the characters of flags and families.
 """
 
 import argparse
@@ -21,7 +21,7 @@ REGIONAL = range(0x1F1E6, 0x1F200)  # letters whose pairs are flags
 
 
 def emoji_names() -> Iterator[tuple[str, str]]:
-    """The characters of each emoji and its name in plain words."""
+    """Return the characters of each emoji and its plain name."""
     import emoji
 
     for characters, facts in emoji.EMOJI_DATA.items():
@@ -31,7 +31,7 @@ def emoji_names() -> Iterator[tuple[str, str]]:
 
 
 def draw(characters: str, font: ImageFont.FreeTypeFont) -> Image.Image:
-    """One emoji, RGBA [SIDE, SIDE], on a transparent ground."""
+    """Return one emoji, RGBA [SIDE, SIDE], on a transparent background."""
     image = Image.new("RGBA", (136, 136), (0, 0, 0, 0))
     ImageDraw.Draw(image).text((0, 4), characters, font=font, embedded_color=True)
     return image.resize((EMOJI_SIDE, EMOJI_SIDE), Image.Resampling.LANCZOS)
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     if not features.check("raqm"):
-        raise SystemExit("this Pillow has no raqm, so that flags and families would be drawn as several pictures")
+        raise SystemExit("this Pillow has no raqm, so flags and families would be drawn as several emoji")
     font = ImageFont.truetype(FONT, BITMAP_SIZE)
     pictures = {name: draw(characters, font) for characters, name in emoji_names()}
     pictures = {name: image for name, image in pictures.items() if opaque_pixels(image) > MIN_OPAQUE_PIXELS}
@@ -55,7 +55,7 @@ def main() -> None:
         for name, picture in pictures.items():
             with archive.open(f"{name}.webp", "w") as file:
                 picture.save(file, "WEBP", quality=QUALITY)
-    print(f"{len(pictures)} pictures in {folder / 'emoji.zip'}")
+    print(f"{len(pictures)} emoji in {folder / 'emoji.zip'}")
 
 
 if __name__ == "__main__":

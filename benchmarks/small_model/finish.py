@@ -1,6 +1,6 @@
-"""Turn a pretrained small model into the files that are passed on: matrices of the denoiser in fp8, the rest in bf16.
+"""Convert a pretrained small model into the files to distribute: the denoiser's matrices in fp8, the rest in bf16.
 
-FLUX.1's guidance is folded in: the model answers every guidance as it answers 1, the only one that it was trained with.
+FLUX.1's guidance is folded in: any guidance gives the result of 1, the only value that it was trained with.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from library.families.shared.transformer import TIME_CHANNELS, sinusoids
 
 FINISHED_PREFIXES = {"flux": ("double_blocks.", "single_blocks."), "sdxl": ("model.diffusion_model.",)}
 GUIDANCE = "guidance_in."
-TRAINED = ("flux1-dev", "sdxl")  # stems of the files that pretraining changes
+TRAINED = ("flux1-dev", "sdxl")  # stems of files that pretraining changes
 
 
 @torch.no_grad()
 def fold_guidance(tensors: dict[str, Tensor]) -> None:
-    """Make the embedding of guidance the constant that it is for 1, in place."""
+    """Make the guidance embedding constant, with its value for 1, in place."""
     own = {name.removeprefix(GUIDANCE): tensor.float() for name, tensor in tensors.items() if name.startswith(GUIDANCE)}
     embedder = MLPEmbedder(TIME_CHANNELS, own["out_layer.bias"].shape[0])
     embedder.load_state_dict(own)
@@ -31,7 +31,7 @@ def fold_guidance(tensors: dict[str, Tensor]) -> None:
 
 
 def compact(tensors: dict[str, Tensor], family: str) -> dict[str, Tensor]:
-    """Matrices and kernels of the blocks in float8_e4m3fn, everything else in bfloat16."""
+    """Cast matrices and kernels of the blocks to float8_e4m3fn, everything else to bfloat16."""
     return {
         name: tensor.to(
             torch.float8_e4m3fn if tensor.ndim > 1 and name.startswith(FINISHED_PREFIXES[family]) else torch.bfloat16
@@ -54,11 +54,11 @@ def finish(family: str, trained: Path, model: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make a pretrained model small enough to be passed on.")
+    parser = argparse.ArgumentParser(description="Make a pretrained model small enough to distribute.")
     parser.add_argument("family", choices=[*FINISHED_PREFIXES])
     parser.add_argument("trained", type=Path, help="the pretrained .safetensors file")
-    parser.add_argument("model", type=Path, help="the folder of the untrained files")
-    parser.add_argument("to", type=Path, help="the folder to write")
+    parser.add_argument("model", type=Path, help="folder of the untrained files")
+    parser.add_argument("to", type=Path, help="output folder")
     args = parser.parse_args()
     finish(args.family, args.trained, args.model, args.to)
     size = sum(path.stat().st_size for path in args.to.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Draw the regularization pictures of the demo: emoji that the small models know, so that a LoRA forgets none."""
+"""Draw the demo's regularization images: emoji of the pretraining, so that a LoRA forgets none."""
 
 import argparse
 import io
@@ -10,7 +10,7 @@ from PIL import Image
 from benchmarks.small_model import data
 from library.demo import small_model
 
-# None of them is a prompt of the demo or of the test that measures what was forgotten.
+# None of them is a prompt of the demo or of the test that measures forgetting.
 NAMES = [
     *("pizza", "frog", "octopus", "snowman", "guitar", "umbrella", "bicycle", "cactus", "airplane", "hot beverage"),
     *("red heart", "elephant", "dog face", "banana", "grapes", "sun", "crescent moon", "house", "key", "bell"),
@@ -19,7 +19,7 @@ NAMES = [
 
 
 def draw_known(archive: Path, folder: Path) -> int:
-    """Draw a picture of each name with its caption; returns how many."""
+    """Draw a captioned image of each name; return their number."""
     stored = dict(data.read_archive(archive))
     for number, (name, ground) in enumerate(zip(NAMES, [*data.GROUNDS] * 3, strict=False)):
         emoji = Image.open(io.BytesIO(stored[name])).convert("RGBA")
@@ -31,11 +31,11 @@ def draw_known(archive: Path, folder: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the demo's regularization pictures.")
+    parser = argparse.ArgumentParser(description="Draw the demo's regularization images.")
     parser.add_argument("archive", type=Path, help="emoji.zip")
     place = small_model.SMALL_MODELS_FOLDER / small_model.KNOWN_PICTURES
     place.mkdir(exist_ok=True)
-    print(f"{draw_known(parser.parse_args().archive, place)} pictures in {place}")
+    print(f"{draw_known(parser.parse_args().archive, place)} images in {place}")
     small_model.write_checksums((small_model.KNOWN_PICTURES,))
 
 

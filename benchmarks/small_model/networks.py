@@ -1,4 +1,5 @@
-"""Untrained files of the small models in their families' own formats, with tokenizers that know every word."""
+"""Write untrained files of the small models in their families' formats, with tokenizers for every word of the
+captions."""
 
 import argparse
 import re
@@ -36,12 +37,12 @@ FLUX = flux_random.FluxSizes(
 )
 SDXL = sdxl_random.SdxlSizes(unet=(64, 96, 128), depth=(0, 1, 1), vae=VAE_WIDTHS, clip_l=64, clip_g=128)
 SEED = 1
-CLIP_PIECES = re.compile(r"[^\W\d_]+|\d|[^\s\w]+")  # where CLIP's tokenizer cuts
+CLIP_PIECES = re.compile(r"[^\W\d_]+|\d|[^\s\w]+")  # splits words as CLIP's tokenizer does
 
 
 @dataclass(frozen=True)
 class LatentScale:
-    """What differs between the two models: scale and shift of the VAE's latents, and their channels."""
+    """Scale, shift and channels of the VAE's latents, in which the two models differ."""
 
     vae: Callable[[], Any]
     scale: float
@@ -59,7 +60,7 @@ AUTOENCODERS = {
 
 
 def write_flux(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> None:
-    """The denoiser, both text encoders, the given autoencoder and the tokenizers."""
+    """Write the denoiser, both text encoders, this autoencoder and the tokenizers."""
     captions = list(data.captions_of(names))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=split_for_clip(captions))
     t5_words = random_tokenizers.t5_tokenizer(folder / "tokenizer_2", captions)
@@ -76,7 +77,7 @@ def write_flux(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> Non
 
 
 def write_sdxl(folder: Path, vae: Mapping[str, Tensor], names: list[str]) -> None:
-    """One file with everything, and both tokenizers."""
+    """Write one file with all networks, and both tokenizers."""
     captions = split_for_clip(list(data.captions_of(names)))
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer", None, sentences=captions)
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", None, pad="!", sentences=captions)
@@ -99,21 +100,21 @@ def split_for_clip(captions: list[str]) -> list[str]:
 
 
 def random_of(named: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Seeded float32 weights for these names and shapes."""
+    """Return seeded float32 weights for these names and shapes."""
     return random_networks.random_weights(
         [(name, tuple(tensor.shape)) for name, tensor in named.items()], seed, torch.float32
     )
 
 
 def zero(tensors: dict[str, Tensor], *endings: str) -> None:
-    """Start these layers at zero, so that every block begins as the identity (Peebles and Xie, 2022)."""
+    """Set these layers to zero, so that every block begins as the identity (Peebles and Xie, 2022)."""
     for name in tensors:
         if name.endswith(endings):
             tensors[name].zero_()
 
 
 def keep_words(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Let words show in T5's untrained output: large embeddings, and small additions by its blocks."""
+    """Keep words distinguishable in T5's untrained output: large embeddings, small additions by its blocks."""
     for name, tensor in tensors.items():
         if name == "shared.weight":
             tensor.div_(tensor.std())
@@ -134,8 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write an untrained small model.")
     parser.add_argument("family", choices=[*WRITERS])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--emoji", type=Path, required=True, help="the folder of emoji.zip")
-    parser.add_argument("--autoencoder", type=Path, help="a trained one, by diffusers' names; else a random one")
+    parser.add_argument("--emoji", type=Path, required=True, help="folder of emoji.zip")
+    parser.add_argument("--autoencoder", type=Path, help="a trained one with diffusers' names; default: random weights")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     names = [name for name, _ in data.read_archive(args.emoji / "emoji.zip")]

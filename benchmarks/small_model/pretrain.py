@@ -1,4 +1,4 @@
-"""Pretrain a small model with this trainer's own scripts: writes the TOML and starts the training."""
+"""Pretrain a small model with this trainer's own scripts: write the TOML and start the training."""
 
 import argparse
 import subprocess
@@ -27,7 +27,8 @@ SAMPLE_SUBJECTS = (
     "hot beverage on a white background",
     "flag of japan",
 )
-# FLUX.1's embedded guidance stays what it was trained with, 1; both models know the empty caption and are guided by it.
+# FLUX.1's embedded guidance stays at its training value, 1; both models were trained with empty captions, which guide
+# them.
 GUIDANCE = {"flux": "--g 1 --l 4", "sdxl": "--l 4"}
 ALL: dict[str, Any] = {
     "resolution": "128,128",
@@ -92,7 +93,7 @@ def pretraining_options(family: str, folder: Path, pictures: Path, args: argpars
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain a small model.")
     parser.add_argument("family", choices=[*FAMILIES])
-    parser.add_argument("folder", type=Path, help="of the untrained files")
+    parser.add_argument("folder", type=Path, help="folder of the untrained files")
     parser.add_argument("pictures", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, default=512)

@@ -1,4 +1,4 @@
-"""Copy finished small models into the program, where the demo finds them, and write their checksums."""
+"""Copy finished small models to the demo's folder, and write their checksums."""
 
 import argparse
 import shutil
@@ -10,8 +10,8 @@ SHIPPED_FAMILIES = ("flux", "sdxl")
 
 
 def ship(folder: Path) -> None:
-    """Copy the files of all families from `folder`/<family>; those that were there before go. Equal files, such as
-    tokenizers, are listed for each family and kept once.
+    """Copy the files of all families from `folder`/<family>, replacing earlier ones. Equal files, such as tokenizers,
+    are listed for each family but stored once.
     """
     for family in SHIPPED_FAMILIES:
         facts = small_model.small_model_of(family)
@@ -32,7 +32,7 @@ def ship(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Copy finished small models into the program.")
-    parser.add_argument("folder", type=Path, help="with a folder for each family")
+    parser.add_argument("folder", type=Path, help="folder with a folder per family")
     ship(parser.parse_args().folder)
     for family in SHIPPED_FAMILIES:
         files = small_model.whole_files(family)

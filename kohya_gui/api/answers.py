@@ -21,14 +21,14 @@ from library.config.stored_messages import how_made
 from library.runs import queue, reader
 
 Model = TypeVar("Model", bound=BaseModel)
-Sentence = Annotated[str, BeforeValidator(str)]  # a Message, as its text in English
+Sentence = Annotated[str, BeforeValidator(str)]  # a Message as English text
 STATUS_OF_CODE = {queue.GONE: 404, queue.BUSY: 409, "too_many": 429, "allow": 403}
-# A browser writes an error into its console for every other status, which the page must not do for a user's mistake.
+# Browsers log every other status as an error in the console, which a user's mistake must not cause.
 WITHOUT_STATUS = "status=200"  # the value of the header Prefer
 
 
 class Answer(BaseModel):
-    """What every answer has."""
+    """Common fields of all answers."""
 
     texts: list[dict[str, Any]] = Field(
         [], description="The templates and arguments of the sentences in this answer, for translations"
@@ -36,7 +36,7 @@ class Answer(BaseModel):
 
 
 class Said(Answer):
-    """What happened, in a sentence."""
+    """A sentence about the result."""
 
     said: Sentence = Field(description="What happened")
 
@@ -75,7 +75,7 @@ def model_of(cls: type, name: str) -> type[BaseModel]:
 
 
 def _shown_type(hint: Any) -> Any:
-    """The type of a value as JSON: messages are texts, tuples are lists, and dataclasses are models."""
+    """Return the type of a value as JSON: messages are texts, tuples are lists, and dataclasses are models."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return model_of(hint, hint.__name__)
     inner = typing.get_args(hint)
@@ -89,7 +89,7 @@ def _shown_type(hint: Any) -> Any:
 
 
 def answer(model: type[Model], **content: Any) -> Model:
-    """Return an answer of these values, in which dataclasses and messages may be."""
+    """Return an answer with these values, which may contain dataclasses and messages."""
     values = plain(content)
     return model.model_validate({**_with_text(values), "texts": [*how_made(values)]})
 
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def _with_text(value: Any) -> Any:
-    """Return plain values with messages as their texts, as a table of any values may hold some, too."""
+    """Return plain values with messages replaced by their texts, also inside tables."""
     if isinstance(value, Mapping):
         return {name: _with_text(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -120,14 +120,14 @@ def failure(error: ConfigError) -> tuple[int, JsonObject]:
 
 
 def respond_failure(request: Request, status: int, content: JsonObject) -> JSONResponse:
-    """Return the answer to a request that is refused."""
+    """Return the answer to a refused request."""
     is_page = request.headers.get("prefer") == WITHOUT_STATUS
     content = {"field": "", "problems": [], "next": "", "texts": [*how_made(content)], **content}
     return JSONResponse({**content, "error": str(content["error"])}, 200 if is_page else status)
 
 
 def on_config_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer a mistake of the user."""
+    """Answer a user's mistake."""
     if not isinstance(error, ConfigError):
         raise error
     return respond_failure(request, *failure(error))

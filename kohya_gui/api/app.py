@@ -1,4 +1,4 @@
-"""The API as an ASGI layer of the page: requests below /api/v1, with limits on what they send."""
+"""The API as an ASGI layer of the page: requests below /api/v1, with limits on their bodies."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class ApiV1:
         return GZipMiddleware(self.build(), minimum_size=2000, compresslevel=4)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answer an ASGI request."""
         if scope["type"] != "http" or not (scope["path"] == PREFIX or scope["path"].startswith(f"{PREFIX}/")):
             await self.app(scope, receive, send)
             return
@@ -47,14 +47,15 @@ class ApiV1:
 
 
 def wrong_kind(scope: Scope) -> str:
-    """Why a POST is refused by its content type, or "": a form on another site could send any other without asking."""
+    """Return why a POST is refused by its content type, or "". Forms on other sites could send any other type without a
+    preflight request."""
     kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
     return "" if kind == b"application/json" else "Send JSON, with Content-Type: application/json."
 
 
 def beyond_limits(body: bytes) -> str:
-    """Why the values of a body are refused, or "": as those of a file, they may hold no half characters, which no
-    answer and no file can hold. What is not JSON is answered where it is parsed.
+    """Return why the values of a body are refused, or "": half surrogate pairs fit into no answer and no file. Invalid
+    JSON is answered by its parser.
     """
     try:
         check_values(json.loads(body), "The body")
@@ -66,7 +67,7 @@ def beyond_limits(body: bytes) -> str:
 
 
 async def _read_body(receive: Receive) -> bytes | None:
-    """The body of a request; None if it is too large."""
+    """Return the body of a request; None if it is too large."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -77,7 +78,7 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 def _given_again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns a body that was read already, and then what else comes."""
+    """Return a `receive` that first returns a body that was read already, and then further messages."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

@@ -25,7 +25,7 @@ from library.recipes import preset_files
 from library.runs import gpu_slots, queue
 from library.trainings import adding
 
-MAX_TEXT = 1_000_000  # characters of a config
+MAX_TEXT = 1_000_000  # maximum characters of a config
 
 
 class TrainingBody(Body):
@@ -72,7 +72,7 @@ class ImportBody(Body):
 
 
 class ImportedConfig(Answer):
-    """A config for this trainer, and what became of every key."""
+    """A config for this trainer, and the outcome of every key."""
 
     trainer: str
     script: str
@@ -111,7 +111,8 @@ class PresetValues(Answer):
 
 
 def read_training(body: TrainingBody, roots: Sequence[Path]) -> Reading[Any]:
-    """Return the reading of a training about to start, with all its problems; files outside `roots` are problems."""
+    """Return the reading of a training about to start, with all its problems; files outside `roots` are problems,
+    too."""
     if body.script not in RUNS:
         scripts = ", ".join(RUNS)
         raise ConfigError(
@@ -173,7 +174,7 @@ _NOTHING: dict[str, Any] = {"text": "", "option": "", "topic": "", "verdict": ""
 
 
 def _imported(body: ImportBody, roots: Sequence[Path]) -> Any:
-    """The answer to an import. The file exists only as long as it is read."""
+    """Return the answer to an import. The file exists only while it is read."""
     name = paths.plain_name(body.name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name

@@ -1,4 +1,4 @@
-"""Data sets over HTTP, to be read: the images of a folder, their captions, and what a training makes of them."""
+"""Data sets over HTTP, read-only: the images of a folder, their captions, and how a training uses them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from kohya_gui.server import paths
 from library.curation.collection import Picture
 from library.curation.scanning import scan_collection
 
-MAX_IMAGES = 200  # of one answer
+MAX_IMAGES = 200  # images per answer
 
 
 class ImageAbout(BaseModel):

@@ -37,7 +37,7 @@ def docs_html(schema: JsonMapping) -> str:
 
 
 def _operation(method: str, path: str, operation: JsonMapping) -> str:
-    """One operation: its address, parameters, body and answer."""
+    """Return one operation: its address, parameters, body and answer."""
     about = operation.get("description") or ""
     parts = [f"<h3><b>{method.upper()}</b> <code>{escape(path)}</code></h3><p>{escape(operation['summary'])}.</p>"]
     parts += [f"<p>{escape(about)}</p>"] if about else []
@@ -68,7 +68,7 @@ def _model(name: str, model: JsonMapping) -> str:
 
 
 def _type(schema: Any) -> str:
-    """A type in words, with links to models."""
+    """Return a type in words, with links to models."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#model-{name}">{name}</a>'

@@ -18,10 +18,10 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Problem
 from library.runs import layout, overview, queue
 
-EVENT_INTERVAL = 1.0  # seconds between two looks at the runs
+EVENT_INTERVAL = 1.0  # seconds between two polls of the runs
 KEEPALIVE = 15.0  # seconds after which a stream without events sends a comment, so that proxies keep it
-MAX_STREAMS = 16  # open at once
-MAX_KEPT = 2000  # events that a stream can be continued from
+MAX_STREAMS = 16  # maximum open streams
+MAX_KEPT = 2000  # events that are kept, from which a stream can continue
 MAX_SECONDS = 86_400.0
 
 
@@ -39,7 +39,7 @@ class StreamEvent:
 
 
 class EventLog:
-    """The newest events, for all streams. It looks at the runs only while a stream is open, at most once a second."""
+    """The newest events, for all streams. Polls the runs only while a stream is open, at most once a second."""
 
     def __init__(self) -> None:
         self.events: deque[StreamEvent] = deque(maxlen=MAX_KEPT)
@@ -51,18 +51,18 @@ class EventLog:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Add an event for each change since the last look."""
+        """Add an event for each change since the last poll."""
         with self._lock:
             if time.monotonic() - self._looked < EVENT_INTERVAL / 2:
                 return
             is_first, self._looked = not self._looked, time.monotonic()
             changes = self._changes()
-            for kind, content in () if is_first else changes:  # at first everything looks changed
+            for kind, content in () if is_first else changes:  # on the first poll everything looks changed
                 self._number += 1
                 self.events.append(StreamEvent(f"{self._session}-{self._number}", kind, content))
 
     def _changes(self) -> list[tuple[str, JsonObject]]:
-        """Remember how everything stands; return what is not as it was remembered."""
+        """Store the current states, and return those that have changed."""
         changes, summaries = list[tuple[str, JsonObject]](), overview.overview()
         for run in reversed(summaries):
             if self._states.get(run.id) != run.state:
@@ -81,7 +81,7 @@ class EventLog:
         return changes
 
     def after(self, last: str) -> list[StreamEvent] | None:
-        """Return the events after one with this id; None if it is not known any more."""
+        """Return the events after the one with this id; None if it was dropped."""
         session, _, number = last.rpartition("-")
         if session != self._session or not number.isdecimal():
             return None
@@ -90,7 +90,7 @@ class EventLog:
         return events[len(events) - missed :] if 0 <= missed <= len(events) else None
 
     def snapshot(self) -> StreamEvent:
-        """Return how everything stands, as the first event of a stream that does not continue another."""
+        """Return the current states, the first event of a stream that does not continue another."""
         active = [{**_run_facts(run), **_step_facts(run)} for run in overview.overview() if run.active]
         return StreamEvent(f"{self._session}-{self._number}", "snapshot", {"runs": active, "queue": _queue_facts()})
 
@@ -143,7 +143,7 @@ def router() -> APIRouter:
 
 
 async def _stream(log: EventLog, last: str, end: float) -> AsyncIterator[str]:
-    """Yield the events of one stream until its end, or until its reader leaves."""
+    """Yield the events of one stream until its end, or until its reader disconnects."""
     log.open += 1
     try:
         await run_in_threadpool(log.look)
@@ -151,19 +151,19 @@ async def _stream(log: EventLog, last: str, end: float) -> AsyncIterator[str]:
             first = await run_in_threadpool(log.snapshot)
             last = first.id
             yield first.lines()
-        said = time.monotonic()
+        last_sent = time.monotonic()
         while True:
             await run_in_threadpool(log.look)
             fresh = log.after(last)
             if fresh is None:
                 fresh = [await run_in_threadpool(log.snapshot)]
             for event in fresh:
-                last, said = event.id, time.monotonic()
+                last, last_sent = event.id, time.monotonic()
                 yield event.lines()
             if time.monotonic() >= end:
                 return
-            if time.monotonic() - said > KEEPALIVE:
-                said = time.monotonic()
+            if time.monotonic() - last_sent > KEEPALIVE:
+                last_sent = time.monotonic()
                 yield ": still here\n\n"
             await asyncio.sleep(min(EVENT_INTERVAL, max(0.0, end - time.monotonic())))
     finally:

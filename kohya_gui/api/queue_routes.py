@@ -1,4 +1,4 @@
-"""The queue over HTTP: what waits, what runs, and what has run; every change is answered by the queue as it is then."""
+"""The queue over HTTP: waiting, active and ended entries; every change returns the resulting queue."""
 
 from typing import Annotated, Any, Self
 
@@ -42,7 +42,7 @@ Queue: Any = create_model("Queue", __base__=_Queue, __doc__=_Queue.__doc__, entr
 
 
 class Move(Body):
-    """Where to move an entry: one of the two."""
+    """Where to move an entry: one of the two fields."""
 
     to: Annotated[int | None, Field(ge=1, le=queue.MAX_WAITING)] = Field(
         None, description="Its place among those that wait, 1 for the next"
@@ -53,7 +53,7 @@ class Move(Body):
 
     @model_validator(mode="after")
     def has_one(self) -> Self:
-        """Refuse none and both."""
+        """Refuse neither and both."""
         if (self.to is None) == (self.by is None):
             raise ValueError("write either to or by")
         return self
@@ -116,7 +116,7 @@ def router() -> APIRouter:
 
 
 def _add_entry_routes(routes: APIRouter, shown: JsonObject) -> None:
-    """The routes of one entry."""
+    """Add the routes of one entry."""
 
     @routes.post("/{entry}/move", operation_id="move_entry", summary="Move a waiting entry", **shown)
     def move(entry: str, body: Move) -> Any:

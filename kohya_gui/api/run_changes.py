@@ -1,4 +1,4 @@
-"""Runs as the API shows them, and which have changed since an earlier answer."""
+"""Runs as the API shows them, and those that have changed since an earlier answer."""
 
 import secrets
 import threading
@@ -21,7 +21,7 @@ Run: Any = create_model(
 
 
 def shown_run(summary: overview.RunSummary, now: float) -> JsonObject:
-    """A run with its times. It is kept and shared: nobody may change it."""
+    """Return a run with its times. The result is cached and shared, so callers must not change it."""
     taken, left = overview.seconds_taken(summary, now), summary.time_left(now)
     return _shown(summary, *(None if value is None else round(value) for value in (left, taken)))
 
@@ -33,7 +33,7 @@ def _shown(summary: overview.RunSummary, left: int | None, taken: int | None) ->
 
 
 class RunChanges:
-    """Which runs have changed since an answer, by its mark: this object's name, and the number of the answer."""
+    """Finds runs that have changed since an answer, by its mark: this object's name, and the number of the answer."""
 
     def __init__(self) -> None:
         self._name, self._number = secrets.token_hex(4), 0
@@ -42,8 +42,8 @@ class RunChanges:
         self._lock = threading.Lock()
 
     def since(self, runs: Sequence[JsonObject], mark: str) -> tuple[list[JsonObject], list[str] | None, str]:
-        """Return the runs that are not as they were at a mark, all of them for an unknown one; all ids in their order,
-        or None if that has not changed; and the mark of now."""
+        """Return the runs that have changed since a mark (all for an unknown one), all ids in their order (None if
+        unchanged), and the current mark."""
         with self._lock:
             self._number += 1
             before, order = self._runs, [run["id"] for run in runs]

@@ -14,7 +14,7 @@ from library.runs import deleting, notes, overview, queue, queue_rows, reader, s
 from library.trainings import comparing, reopening
 
 MAX_RUNS_SENT = 10_000
-MAX_UNLISTED = 500  # runs in one request
+MAX_UNLISTED = 500  # maximum runs per request
 LOG_LINES = 60
 ComparedOption: Any = model_of(comparing.ComparedOption, "ComparedOption")
 
@@ -202,7 +202,7 @@ def _add_actions(routes: APIRouter) -> None:
 
 
 def _question(run: reader.RecordedRun, body: StopRequest, next_name: str) -> MessageLike:
-    """What to confirm before a run is stopped: that work is lost, and if wanted what the queue starts then."""
+    """Return the question before a run is stopped: about lost work, and on request about the queue's next start."""
     asked: list[MessageLike] = [question] if (question := stop.question_before(run, body.how)) else []
     if next_name and body.ask_about_queue and not body.pause_queue:
         asked.append(Message("When this run has stopped, the queue starts {name}.", name=next_name))
@@ -222,7 +222,7 @@ def _add_removals(routes: APIRouter) -> None:
     @routes.post("/unlist", operation_id="unlist_runs", summary="Take ended runs off the list", response_model=Answer)
     def unlist_runs(body: RunIds) -> Any:
         for run in map(answers.run_of_id, body.runs):
-            if run.active:  # before any is taken off
+            if run.active:  # before any is removed
                 unlisting.refuse_active(run)
         for run_id in body.runs:
             unlisting.remove_run(run_id)
@@ -243,7 +243,7 @@ def _request_output(run_id: str, what: str) -> Any:
 
 
 def _add_contents(routes: APIRouter) -> None:
-    """What a run has measured, and its note."""
+    """Add the routes of a run's measurements and its note."""
 
     @routes.get("/{run}/series", operation_id="show_series", summary="What a run has measured", response_model=Series)
     def show_series(

@@ -39,8 +39,8 @@ let root;
 let now = null;
 let named = ""; // the folder or file whose images are shown, as its field has it
 let messages = 0, changed = 0;
-let working = ""; // the job that is being waited for
-let isRecalled = false; // whether the folder was open before a reload, and is to be opened again
+let working = ""; // the job whose result is pending
+let isRecalled = false; // whether to reopen the folder after a reload
 const beginOpening = countRequests();
 
 const part = finder(() => root);
@@ -116,7 +116,7 @@ async function attempt(what) {
 }
 
 /**
- * Open the folder that is named. Returns false if an error is shown instead.
+ * Open the folder in the field. Returns false if an error is shown instead.
  * @param {boolean} [keep] whether to keep showing the same images
  */
 async function open(keep = false) {
@@ -149,7 +149,7 @@ async function open(keep = false) {
   return true;
 }
 
-/** Hide the images shown so far: beside an error they would look like those of the folder that was named. */
+/** Hide the images shown so far: beside an error they would look like those of the requested folder. */
 function close() {
   now = null;
   part(".collection").hidden = true;
@@ -179,7 +179,7 @@ function recall() {
   isRecalled = true;
 }
 
-/** Count anew when the tab is opened, if the form has changed that is counted with. */
+/** Count again when the tab is opened, if the form behind the count has changed. */
 function watchOpening() {
   new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
@@ -189,7 +189,7 @@ function watchOpening() {
 }
 
 /**
- * Send a request that changes the folder, and show the folder as it is then. Returns whether that worked, and the
+ * Send a request that changes the folder, and show the result. Returns whether that worked, and the
  * folder is still open.
  * @param {string} name
  * @param {Record<string, unknown>} question
@@ -262,7 +262,7 @@ const tab = {
 let isMounted;
 const mounted = new Promise((done) => (isMounted = done));
 
-// The address of a folder; false if it cannot be opened, which has been said by then.
+// The address of a folder; false if it cannot be opened, which is reported before.
 register("data", async (named) => {
   await mounted;
   if (!named || now?.folder === named) return true;

@@ -1,7 +1,7 @@
 """The room Data: the images and captions of a folder, and changes that can be undone.
 
-Every request is JSON (json_api.py) and names its folder; what the server remembers of a folder is only a cache. Long
-work runs on a thread, and the browser polls for its progress.
+Every request is JSON (json_api.py) and names its folder; the server only caches folders. Long work runs on a thread,
+and the browser polls for its progress.
 """
 
 import os
@@ -26,7 +26,7 @@ from library.curation.selection import PICTURE_KINDS
 from library.curation.tags import Edit
 from library.curation.work import BackgroundTask
 
-PAGE_SIZE, MAX_PAGE_SIZE = 48, 200  # images in a response: by default, and at most
+PAGE_SIZE, MAX_PAGE_SIZE = 48, 200  # images per response: by default, and at most
 TAGS, SAMPLES = 400, 6
 COMPARED_PAGE_SIZE, MAX_NAMES = 24, 20_000  # compared captions in a response, and images in a request
 POLL_AFTER = 0.6  # seconds to wait for a job before the browser has to poll
@@ -78,7 +78,7 @@ class DatasetTab:
         return self._begin(lambda report: self._overview(self._scan(config, world, report), trigger))
 
     def page(self, request: ApiRequest) -> JsonObject:
-        """A page of the filtered images."""
+        """Return a page of the filtered images."""
         collection = self.collection(request)
         matching = self._select(collection, request)
         start = request.number("start")
@@ -88,7 +88,7 @@ class DatasetTab:
         return {"rows": rows, "start": start, "total": len(matching)}
 
     def tags(self, request: ApiRequest) -> JsonObject:
-        """The tags in the captions of the filtered images, with their counts."""
+        """Return the tags in the captions of the filtered images, with their counts."""
         collection = self.collection(request)
         captions = (p.caption or "" for p in self._select(collection, request) if not p.foreign)
         counts = tags.frequencies(captions, collection.config.captions.caption_separator, request.text("prefix"))
@@ -114,7 +114,7 @@ class DatasetTab:
         return {"rows": rows, "total": len(changed_captions), "start": start, "names": names[:MAX_NAMES]}
 
     def thumb(self, query: Any) -> Response:
-        """A thumbnail of an image."""
+        """Return a thumbnail of an image."""
         path = paths.existing_file(query.get("path"), self.roots, sorted(thumbs.extensions()), "image")
         side = query.get("side", "")
         side = int(side) if side in map(str, thumbs.SIDES) else thumbs.SIDES[0]
@@ -227,14 +227,14 @@ class DatasetTab:
     # ---- long jobs
 
     def work(self, request: ApiRequest) -> JsonObject:
-        """The progress of a job, or its result."""
+        """Return the progress of a job, or its result."""
         work = self.works.get(request.text("work"))
         if work is None:
             raise ConfigError("this task does not exist any more: open the folder again")
         return self._task_state(work, 0.3)
 
     def stop(self, request: ApiRequest) -> JsonObject:
-        """Ask a job to stop."""
+        """Request a job to stop."""
         if work := self.works.get(request.text("work")):
             work.stop()
         return {}
@@ -268,7 +268,7 @@ class DatasetTab:
     # ---- folders in memory
 
     def collection(self, request: ApiRequest) -> ImageCollection:
-        """The requested folder, as last scanned with these settings."""
+        """Return the requested folder, as last scanned with these settings."""
         root = paths.allowed_path(request.text("folder"), self.roots, settings.IMAGE_FOLDER_LABEL)
         with self.busy:
             collection = self.collections.get(f"{root}|{request.text('collection')}")
@@ -336,12 +336,12 @@ def trigger_of(request: ApiRequest) -> Callable[[str], bool] | None:
 
 
 def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool] | None) -> JsonObject:
-    """An image as the page shows it."""
+    """Return an image as JSON for the page."""
     fit, group = picture.fit, collection.doubles.get(picture.name)
     return {
         "name": picture.name,
         "path": picture.path,
-        # In nanoseconds the whole time would exceed what JavaScript stores exactly.
+        # Whole nanoseconds would exceed JavaScript's exact integers.
         "version": picture.modified % 10**12,
         "size": picture.size,
         "bucket": fit.bucket if fit else None,
@@ -365,7 +365,7 @@ def row(collection: ImageCollection, picture: Picture, has: Callable[[str], bool
 
 
 def past(root: Path) -> list[JsonObject]:
-    """The changes of a folder that can be undone."""
+    """Return the changes of a folder that can be undone."""
     return [
         {"id": change.id, "title": change.title, "when": change.when, "count": change.count}
         for change in trash.history(root)

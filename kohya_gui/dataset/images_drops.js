@@ -1,4 +1,4 @@
-// Images and captions that are dropped in the room Data: sent into the open folder, or into a new one, and shown.
+// Drops in the room Data: images and captions are uploaded to the open folder or a new one, and shown.
 import { say } from "../i18n/sentences.js";
 import { finder, hit } from "../server/elements.js";
 import { takeDrops } from "../server/drops.js";
@@ -18,7 +18,7 @@ let isSending = false;
 
 const part = finder(() => root);
 
-/** The open folder, or a new one. Throws an error if images come from more than a folder. */
+/** The open folder, or a new one. Throws an error if images come from several folders. */
 async function folderToFill() {
   const overview = tab.overview();
   if (overview && (tab.described() || overview.fixed))
@@ -29,7 +29,7 @@ async function folderToFill() {
 }
 
 /**
- * Send files, and show how far that is.
+ * Upload files, and show the progress.
  * @param {string} folder
  * @param {File[]} files
  */
@@ -58,7 +58,7 @@ export function mount(element, parentTab) {
 }
 
 /**
- * Send the files of folders. Returns where to, and what to say.
+ * Upload the files of folders. Returns the target, and the message about it.
  * @param {Folder[]} folders
  */
 async function send(folders) {

@@ -9,7 +9,7 @@ import { fillSelect, find, make, makeButton } from "../server/elements.js";
 /**
  * @typedef {{ images: number, repeats: number, batch: number, steps_per_epoch: number, steps: number, epochs: number,
  *   world: number, regularisation: number, validation: number, buckets: { size: [number, number], repeats: number,
- *   dataset: number }[] }} Count what a training would make of the images
+ *   dataset: number }[] }} Count of the images as a training would use them
  */
 
 /**

@@ -21,7 +21,7 @@ let rows = [];
 /** @type {{ start: number, show: string, place: string | null, words: string }} */
 const view = { start: 0, show: "all", place: null, words: "" };
 /** @type {Set<string>} */
-const names = new Set(); // of the chosen images
+const names = new Set(); // names of the chosen images
 const begin = countRequests();
 const part = finder(() => root);
 

@@ -146,7 +146,7 @@ class MaskPainter {
   }
 
   /**
-   * Leave all of the image out of the training, or nothing.
+   * Exclude the whole image from the training, or none of it.
    * @param {boolean} out
    */
   flood(out) {
@@ -194,7 +194,7 @@ class MaskPainter {
 }
 
 /**
- * What was painted as a grey picture: white where the training learns.
+ * The mask as a grey image: white where the model is trained.
  * @param {HTMLCanvasElement} canvas
  * @returns {Promise<Blob>}
  */

@@ -25,7 +25,7 @@ let taken = null;
 /** @type {Before | null} */
 let before = null;
 /** @type {Taken | null} */
-let followed = null; // the form that is counted with while nothing else was chosen
+let followed = null; // the form to count with while no other is chosen
 let isFollowing = true; // until a setting is changed here
 let lastForm = ""; // id of the training tab that was open last
 
@@ -58,7 +58,7 @@ function showTaken() {
 }
 
 /**
- * Count as the form that was open last would: with its sizes, batches, buckets and repeats. Returns whether anything
+ * Count as the last open form would: with its sizes, batches, buckets and repeats. Returns whether anything
  * has changed.
  */
 export function follow() {
@@ -76,7 +76,7 @@ export function follow() {
 
 const fieldValues = () => all(root, "[data-setting]", HTMLInputElement).map((field) => fieldValue(field));
 
-/** Remember which form is open, before another tab is opened. */
+/** Store the open form before another tab is opened. */
 function noteForm() {
   const shown = all(document, "form.settings").find((where) => where.checkVisibility());
   if (shown) lastForm = tabOf(shown);
@@ -91,7 +91,7 @@ export function adopt() {
   showTaken();
 }
 
-/** Take a form's settings about images: into this tab's fields where there is one, the rest unchanged. */
+/** Copy a form's image settings to this tab's fields; settings without a field are kept unchanged. */
 function take() {
   const { title } = chosenTab(), values = adoptSettings();
   before = null;
@@ -111,7 +111,7 @@ function formNow() {
 }
 
 /**
- * Put a form's values into this tab's fields; those that the form does not have are as at first.
+ * Put a form's values into this tab's fields; fields that the form lacks get their initial values.
  * @param {Record<string, string | boolean>} values
  */
 function putValues(values) {
@@ -235,7 +235,7 @@ export function show({ places, count: training, fixed, problems }) {
   part("[data-do=back]").hidden = !before;
 }
 
-/** What a reload of the page restores. */
+/** The state that a reload of the page restores. */
 export const state = () => ({ taken, before });
 
 /** @param {ReturnType<typeof state> | null} restored */

@@ -33,7 +33,7 @@ class MaskEditing:
         return {"mask_put": self.put}
 
     def look(self, request: ApiRequest) -> JsonObject:
-        """The folder of the masks, their number, and the last change that can be undone."""
+        """Return the folder of the masks, their number, and the last change that can be undone."""
         collection = self.collection_of(request)
         masks = self._folder(collection)
         past = trash.history(masks) if masks.is_dir() else []
@@ -45,7 +45,7 @@ class MaskEditing:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """A mask, red where the image is not trained; a single transparent pixel if there is none."""
+        """Return a mask, red where the image is not trained; a single transparent pixel if there is none."""
         collection = self.collection_of(ApiRequest(dict(query)))
         side = query.get("side", "")
         picture = files.mask_overlay(
@@ -79,7 +79,7 @@ class MaskEditing:
         return paths.allowed_path(str(files.usual_folder(collection.root)), self.roots, "mask folder", is_new=True)
 
     def _file(self, collection: ImageCollection, query: Mapping[str, str]) -> Path:
-        """The mask file of an image in the opened folder. Links are not followed."""
+        """Return the mask file of an image in the opened folder. Links are not followed."""
         picture = collection.find(query.get("name", ""))
         masks = self._folder(collection)
         path = files.mask_file(collection.root / picture.name, collection.root, masks)

@@ -22,7 +22,7 @@ from library.masking.forms import FORMS as MASKS
 
 DATASET_FOLDER = Path(__file__).parent
 IMAGE_FOLDER_LABEL, SOURCE_LABEL = "Image folder", "Folder to copy from"  # of the fields in images.html
-SCRIPT = next(iter(RUNS))  # what a folder is counted for until a training tab is chosen
+SCRIPT = next(iter(RUNS))  # the config for counting until a training tab is chosen
 CONFIG = config_class(SCRIPT)
 # Options that determine how images are counted and cropped, with their initial values.
 COUNTING_OPTIONS: JsonObject = {
@@ -52,7 +52,8 @@ SECTIONS, BESIDES = ("data", "captions", "validation"), ("seed", "resume")
 def config_of_tab(
     folder: str, values: JsonMapping, roots: Sequence[Path], script: str = "", taken: Mapping[str, Any] = {}
 ) -> Any:
-    """The part of a training's config that concerns images: the tab's fields on top of the values taken from a form.
+    """Return the part of a training's config that concerns images: the tab's fields on top of the values taken from a
+    form.
 
     Raises ConfigError in the trainer's own words.
     """
@@ -88,7 +89,7 @@ def settings_mark(config: RunConfig, world: int) -> str:
 
 
 def image_sources(collection: ImageCollection) -> Iterator[JsonObject]:
-    """Each source of images with its share of an epoch."""
+    """Yield each source of images with its share of an epoch."""
     inside: dict[str, list[Picture]] = {place.folder: [] for place in collection.places}
     for picture in collection.pictures:
         if picture.used:
@@ -116,7 +117,7 @@ def image_sources(collection: ImageCollection) -> Iterator[JsonObject]:
 
 
 def dataset_tab_html() -> str:
-    """The tab as HTML."""
+    """Return the tab as HTML."""
     text = (DATASET_FOLDER / "images.html").read_text(encoding="utf-8")
     fields = "".join(setting(options_of(CONFIG)[name], value) for name, value in COUNTING_OPTIONS.items())
     browse = {
@@ -133,7 +134,7 @@ def dataset_tab_html() -> str:
 
 
 def setting(option: Option, value: JsonValue) -> str:
-    """A setting as a field, with the label and help of the training tabs."""
+    """Return a setting as a field, with the label and help of the training tabs."""
     about, element = escape(option.help), f"images-{option.name}"
     if option.type is bool:
         box = f'<input type="checkbox" id="{element}" data-setting="{option.name}"{" checked" if value else ""}>'

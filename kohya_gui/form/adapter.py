@@ -21,7 +21,7 @@ OTHER = "This adapter has no fields here: its arguments are the text in network_
 
 
 def adapter_section() -> str:
-    """The start of the adapter's section, which adapter.js fills."""
+    """Return the start of the adapter's section, which adapter.js fills."""
     return (
         '<div class="adapter wide"><div class="field"><label for="adapter-kind">Type of adapter</label>'
         '<select id="adapter-kind" class="kinds"></select><small></small></div>'
@@ -33,7 +33,8 @@ def adapter_section() -> str:
 
 
 def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObject:
-    """The fields' values for a config; `counts` are the blocks of its model by group, None for the published model."""
+    """Return the fields' values for a config; `counts` are the blocks of its model by group, None for the published
+    model."""
     kinds = adapter_kinds.kinds(config.family)
     kind = adapter_kinds.kind_of(config, kinds)
     shown: JsonObject = {
@@ -58,7 +59,7 @@ def adapter_state(config: AdapterRun, counts: Sequence[int] | None) -> JsonObjec
 
 
 def adapter_problems(config: AdapterRun) -> list[Problem]:
-    """The problems of network_module and network_args, each worded for the place below its field."""
+    """Return the problems of network_module and network_args, each worded for display below its field."""
     problems = network_args.find_network_args_problems(config)
     return [
         problem
@@ -69,7 +70,7 @@ def adapter_problems(config: AdapterRun) -> list[Problem]:
 
 
 def _kind_for_page(kind: AdapterKind) -> JsonObject:
-    """What adapter.js needs to know about a type of adapter."""
+    """Return what adapter.js needs to know about a type of adapter."""
     joint = issubclass(kind.args, LycorisArgs)
     return {
         "id": kind.id,
@@ -84,7 +85,7 @@ def _kind_for_page(kind: AdapterKind) -> JsonObject:
 
 
 def _argument_field(option: Option, arguments: Mapping[str, str], messages: Mapping[str, MessageLike]) -> JsonObject:
-    """An argument as a field; a switch that is not set shows its default."""
+    """Return an argument as a field; a switch that is not set shows its default."""
     value = arguments.get(option.name, "")
     if option.type is bool and not messages.get(option.name):
         value = str(option.read(value) if value else option.default).lower()
@@ -101,7 +102,7 @@ def _argument_field(option: Option, arguments: Mapping[str, str], messages: Mapp
 
 
 def _block_names(kind: AdapterKind) -> set[str]:
-    """The arguments that select the trained blocks."""
+    """Return the arguments that select the trained blocks."""
     return {
         name
         for name in (*kind.layer_names, *_kind_for_page(kind)["blocks"])
@@ -110,7 +111,7 @@ def _block_names(kind: AdapterKind) -> set[str]:
 
 
 def _preset(kind: AdapterKind, preset: LayerPreset, arguments: Mapping[str, str]) -> JsonObject:
-    """A choice of layers. It leaves the choice of blocks alone unless it concerns them, or everything."""
+    """Return a choice of layers. It does not change the chosen blocks unless it is about them, or about everything."""
     named, blocks = {name for layer_preset in kind.presets for name in layer_preset.arguments}, _block_names(kind)
     about_blocks = not preset.arguments or bool(blocks & preset.arguments.keys())
     names = named | blocks if about_blocks else named - blocks
@@ -125,8 +126,8 @@ def _preset(kind: AdapterKind, preset: LayerPreset, arguments: Mapping[str, str]
 
 
 def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequence[int] | None) -> list[JsonObject]:
-    """The picture of the model: rows of blocks, each with the factor of its learning rate, 0 for blocks that are not
-    trained.
+    """Return the picture of the model: rows of blocks, each with the factor of its learning rate, 0 for blocks that are
+    not trained.
 
     Blocks that another argument excludes are locked: clicking cannot change them.
     """
@@ -140,7 +141,7 @@ def _block_rows(config: AdapterRun, kind: AdapterKind, args: Any, counts: Sequen
         own_factors = kind.args(**read_section(kind.args, Layer(texts, "network_args"), [])).chosen_blocks(
             counts_by_group
         )
-    except ConfigError:  # the problem is shown below its field
+    except ConfigError:  # its field shows the problem
         factors = own_factors = [[1.0] * count for count in counts_by_group]
     return [
         {

@@ -30,7 +30,7 @@ class SizeProcess:
         self._counts: dict[str, list[int]] = {}
 
     def ask(self, config: AdapterRun) -> JsonObject:
-        """The size of a config's adapter; `why` explains if there is none."""
+        """Return the size of a config's adapter; `why` explains if there is none."""
         request = json.dumps({"script": config.script, "values": sent(config)})
         with self._lock:
             size = self._results.get(request) or self._counted(request)
@@ -74,7 +74,7 @@ def _model_key(config: AdapterRun) -> str:
 
 
 def _with_words(size: JsonObject) -> JsonObject:
-    """A result with its sentences for the page."""
+    """Return a result with its sentences for the page."""
     if not size:
         return {"said": CANNOT_COUNT}
     if "why" in size:

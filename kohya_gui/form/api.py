@@ -77,7 +77,7 @@ class FormApi:
         }
 
     def judge(self, request: ApiRequest) -> JsonObject:
-        """Mistakes, ineffective options, the outlook on compiling, and the type of the model's file."""
+        """Return mistakes, ineffective options, the outlook on compiling, and the type of the model's file."""
         check_process.spare.prepare()  # someone edits the form, so a check will probably follow
         form, submission = self._parse(request)
         places = form.places(submission.family)
@@ -109,7 +109,7 @@ class FormApi:
         }
 
     def _chosen(self, form: SettingsForm, submission: Submission, config: RunConfig, model: JsonObject) -> str:
-        """The base model as sent, if the tab can train it and its other files are there; otherwise ""."""
+        """Return the base model as sent, if the tab can train it and its other files are there; otherwise ""."""
         text, parts = str(submission.values.get(MODEL_OPTION) or ""), {part.option.name for part in form.parts}
         is_id = mistakes.is_id_on_hub(form, MODEL_OPTION, text)
         if not (is_id or model.get("family")) or any(problem.option in parts for problem in find_missing(config)):
@@ -125,7 +125,7 @@ class FormApi:
         return paths.is_allowed(file, self.roots) and paths.allowed_path(file, self.roots).exists()
 
     def preset(self, request: ApiRequest) -> JsonObject:
-        """The values of a preset, a profile or the defaults, on top of the form; paths and names are kept."""
+        """Return the values of a preset, a profile or the defaults, on top of the form; paths and names are kept."""
         form, submission = self._parse(request)
         # Mistakes elsewhere in the form do not prevent this.
         before = form.lenient_config(submission)
@@ -150,7 +150,7 @@ class FormApi:
         return filled | {"title": chosen.title, "text": start["text"], "notes": notes}
 
     def purpose(self, request: ApiRequest) -> JsonObject:
-        """The start of a form for a purpose and a number of images, on top of its preset."""
+        """Return the start of a form for a purpose and a number of images, on top of its preset."""
         form, submission = self._parse(request)
         chosen = self._chosen_preset(form, request.text("id"))
         if chosen.is_profile or chosen.family != submission.family:
@@ -174,7 +174,7 @@ class FormApi:
         return {"choices": compare.comparable_configs(self.kinds[of_tab(self.forms, request.text("tab")).tab])}
 
     def save_name(self, request: ApiRequest) -> JsonObject:
-        """A path for a new config with these settings; "" if the form does not say where its result goes."""
+        """Return a path for a new config with these settings; "" if the form does not say where its result goes."""
         form, submission = self._parse(request)
         config = form.lenient_config(submission)
         try:
@@ -187,7 +187,7 @@ class FormApi:
         return {"path": str(path)}
 
     def compare(self, request: ApiRequest) -> JsonObject:
-        """The options that differ between two settings."""
+        """Return the options that differ between two settings."""
         form, submission = self._parse(request)
         config_keys = [request.text("first"), request.text("second")]
         chosen = [compare.config_of_key(key, lambda: form.collect(submission)[0], self.roots) for key in config_keys]
@@ -205,7 +205,7 @@ class FormApi:
         return {"id": start_probe(config, {**submission.launch})}
 
     def probing(self, request: ApiRequest) -> JsonObject:
-        """The progress of a probe, with its proposal as values of fields."""
+        """Return the progress of a probe, with its proposal as values of fields."""
         form, submission = self._parse(request)
         state = probe_state(request.text("id"))
         return {**state, "fix": form.shown(submission.family, state.get("best") or {})}
@@ -233,7 +233,7 @@ class FormApi:
         return datasets.save_datasets(*self._parse(request), request, self.roots)
 
     def adapter_size(self, request: ApiRequest) -> JsonObject:
-        """The number of trained layers, in total and by block, and the size of the file."""
+        """Return the number of trained layers, in total and by block, and the size of the file."""
         form, submission = self._parse(request)
         config = form.lenient_config(submission)
         paths.allow(config, self.roots)
@@ -253,7 +253,7 @@ class FormApi:
 def _with_profile(
     form: SettingsForm, profile: preset_files.Preset, before: RunConfig, form_values: JsonMapping
 ) -> JsonObject:
-    """The values that a profile changes. Whatever it does not set stays as typed, right or wrong."""
+    """Return the values that a profile changes. Other options stay as typed, right or wrong."""
     notes: list[MessageLike] = []
     config, values_before = presets.apply(profile, type(before), form_values, notes), option_values(before)
     values = {name: value for name, value in option_values(config).items() if value != values_before[name]}
@@ -268,8 +268,8 @@ def _with_profile(
 
 
 def menu(tab: str, families: Mapping[str, str]) -> str:
-    """The button that opens the list of presets, each with its description; profiles are in their own section of the
-    form."""
+    """Return the button that opens the list of presets, each with its description; profiles are in their own section of
+    the form."""
     groups, gpu = "", start_preset.training_gpu()
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         buttons = "".join(
@@ -288,7 +288,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
 
 
 def _preset_lines(text: str) -> str:
-    """What a preset sets, and below it what it needs."""
+    """Return what a preset sets, and below it what it needs."""
     lines = ""
     for line in text.split("; "):
         pieces = [preset_files.as_message(piece) for piece in (line[:1].upper() + line[1:]).split(", ")]
@@ -309,7 +309,8 @@ def start_probe(config: RunConfig, launch: JsonMapping) -> str:
 
 
 def probe_state(probe_id: str) -> JsonObject:
-    """The progress of a probe, as library.bench.probe.Probe.as_json; `state` is "failed" when its process has ended."""
+    """Return the progress of a probe, as library.bench.probe.Probe.as_json; `state` is "failed" when its process has
+    ended."""
     job = jobs.find_job(probe_id)
     progress = {**BEGUN, **job.result}
     if progress["state"] == "running" and not job.active:

@@ -34,7 +34,7 @@ function makeSide(label, choices, chosen) {
 }
 
 /**
- * What the form is most likely compared with: the newest run, or else the preset that it started from.
+ * The likely choice to compare the form with: the newest run, or else the preset that it started from.
  * @param {string} tab
  * @param {[string, string][]} choices
  */

@@ -27,7 +27,7 @@ NOT_SET = "not set"
 
 
 def comparable_configs(trains: str) -> list[tuple[MessageLike, str]]:
-    """The settings that can be compared: title and key."""
+    """Return the settings that can be compared: title and key."""
     runs = [(run_title(run), f"run:{run.id}") for run in reader.runs()[:RUNS_SHOWN]]
     ready = [(p.title, f"preset:{p.id}") for p in preset_files.presets_of_kind(trains) if not p.is_profile]
     return [("This form", FORM), *runs, *ready]
@@ -39,7 +39,7 @@ def run_title(run: reader.RecordedRun) -> Message:
 
 
 def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> tuple[MessageLike, Any]:
-    """The title and config of a key. Any other text is taken as the path of a settings file."""
+    """Return the title and config of a key. Any other text is taken as the path of a settings file."""
     kind, _, name = key.partition(":")
     if key == FORM:
         return "This form", form()
@@ -61,8 +61,8 @@ def config_of_key(key: str, form: Callable[[], Any], roots: Sequence[Path]) -> t
 
 
 def contents_of_key(key: str, config: Any, roots: Sequence[Path]) -> dict[str, FileContent]:
-    """What the files of prompts and data sets say that the settings of a key name, by option; of a run, what they said
-    when it began."""
+    """Return the contents of the prompt and data set files that a key's settings name, by option; of a run, those at
+    its start."""
     kind, _, name = key.partition(":")
     if kind == "run" and layout.is_run_id(name):
         values = queue_rows.run_contents(reader.find_run(name))
@@ -71,15 +71,15 @@ def contents_of_key(key: str, config: Any, roots: Sequence[Path]) -> dict[str, F
     for option, value in option_values(config).items():
         if option not in job_files.COPIED or not value:
             continue
-        with contextlib.suppress(ConfigError):  # a file that the page may not show is compared by its path
+        with contextlib.suppress(ConfigError):  # compare a file that the page may not show by its path
             path = paths.existing_file(str(value), roots, CONTENT_SUFFIXES, option)
             contents |= {option: content} if (content := file_contents.content_of(path)) else {}
     return contents
 
 
 def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileContent]]) -> dict[str, list[MessageLike]]:
-    """The rows of files that are compared by their contents, by option, each as in `difference_rows`; empty for those
-    that say the same."""
+    """Return the rows of files that are compared by their contents, by option, each as in `difference_rows`; empty for
+    files with equal contents."""
     rows: dict[str, list[MessageLike]] = {}
     for option in job_files.COPIED:
         plain = [option_values(config).get(option) for config in configs]
@@ -94,7 +94,8 @@ def content_rows(configs: Sequence[Any], contents: Sequence[Mapping[str, FileCon
 
 
 def compare_settings(keys: Sequence[str], configs: Sequence[Any], roots: Sequence[Path]) -> list[list[MessageLike]]:
-    """A row for each option that differs from the first of some settings: its name, its label, and its value in all.
+    """Return a row for each option that differs from the first of some settings: its name, its label, and its value in
+    all.
 
     Files of prompts and data sets are compared by their contents, and come first.
     """
@@ -110,7 +111,7 @@ def compare_settings(keys: Sequence[str], configs: Sequence[Any], roots: Sequenc
 
 
 def difference_rows(first: Any, second: Any) -> list[list[str]]:
-    """Option, label and both values as text, for all options that differ."""
+    """Return option, label and both values as text, for all options that differ."""
     options = {**options_of(type(second)), **options_of(type(first))}
     return [
         [

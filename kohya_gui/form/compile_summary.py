@@ -17,7 +17,7 @@ MAX_RUNS_SEARCHED = 30  # earlier runs to look through
 
 
 def compile_section() -> str:
-    """The start of the section: the sentence and the profiles."""
+    """Return the start of the section: the sentence and the profiles."""
     buttons = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
         f"<small>{escape(compiling_sentence(preset))}</small></button>"
@@ -39,7 +39,7 @@ def compiling_sentence(preset: preset_files.Preset) -> str:
 
 
 def running() -> MessageLike:
-    """What the running training has compiled; "" if there is nothing to show."""
+    """Return what the running training has compiled; "" if there is nothing to show."""
     run = reader.active()
     if run is None:
         return ""
@@ -49,7 +49,7 @@ def running() -> MessageLike:
 
 
 def outlook(config: RunConfig) -> MessageLike:
-    """The outlook on compiling for a training with this config, in one line."""
+    """Return the outlook on compiling for a training with this config, in one line."""
     options = config.compile
     if not options.compile:
         return "Compiling is off. Balanced suits most trainings of more than a few minutes."
@@ -71,7 +71,7 @@ def outlook(config: RunConfig) -> MessageLike:
 
 
 def newest_compiling(config: RunConfig) -> tuple[int, float, str] | None:
-    """Graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
+    """Return graphs and seconds of the newest run that compiled the same family in the same way, and its id."""
     default = type(config.compile)()
     for run, compile_facts in _earlier(config.script):
         try:

@@ -69,7 +69,7 @@ def reasons_of_rows(config: RunConfig) -> dict[str, Message]:
 
 
 def datasets_section(configs: Mapping[str, type]) -> str:
-    """The part of the form that shows the images of a training; datasets.js fills it."""
+    """Return the part of the form that shows the images of a training; datasets.js fills it."""
     watched = sorted(
         {
             name
@@ -122,7 +122,7 @@ def _folder_field_html(name: str) -> str:
 
 
 def scan_form_datasets(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
-    """The data sets of a form with their folders, as far as the page may read them. No image is opened."""
+    """Return the data sets of a form with their folders, as far as the page may read them. No image is opened."""
     config = form.lenient_config(submission)
     data = config.data
     if not (data.dataset_config or data.train_data_dir or data.reg_data_dir):
@@ -147,7 +147,7 @@ def _describe_folders(config: RunConfig, roots: Sequence[Path]) -> JsonObject:
 
 
 def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[Path]) -> JsonObject:
-    """A data set for the page: its own values, and the defaults of its empty fields."""
+    """Return a data set for the page: its own values, and the defaults of its empty fields."""
     subsets = {sources.source_of_subset(subset): subset for subset in dataset.subsets} if dataset else {}
     rows = []
     for folder in table.folders:
@@ -168,7 +168,7 @@ def _group(table: DatasetTable, dataset: DatasetConfig | None, roots: Sequence[P
 
 
 def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
-    """The number of images in a folder; None if the page may not read it, or it does not exist."""
+    """Return the number of images in a folder; None if the page may not read it, or it does not exist."""
     try:
         return image_folders.count_images(paths.existing_folder(folder, roots))
     except (ConfigError, OSError):
@@ -176,7 +176,7 @@ def _count_folder_images(folder: str, roots: Sequence[Path]) -> int | None:
 
 
 def count_images(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
-    """How a training counts the images of each folder, and the number of steps."""
+    """Return how a training counts the images of each folder, and the number of steps."""
     config = form.lenient_config(submission)
     _check_places(config, roots)
     outside: list[Problem] = []
@@ -239,7 +239,7 @@ def save_datasets(form: SettingsForm, submission: Submission, request: ApiReques
 
 
 def _sent_tables(sent: object) -> list[DatasetTable]:
-    """The tables that the page sent, without anything of another shape."""
+    """Return the tables that the page sent, without anything of another shape."""
     if not isinstance(sent, list) or len(sent) > MAX_FOLDERS:
         raise ConfigError(NOT_OF_THE_PAGE)
     tables = []
@@ -270,7 +270,7 @@ def _table_position(sent: JsonObject) -> int | None:
 
 
 def dataset_file_place(config: RunConfig, roots: Sequence[Path], is_at_home: bool = False) -> Path:
-    """The default place of a training's dataset file: beside its result, or in a folder of the user's home."""
+    """Return the default place of a training's dataset file: beside its result, or in a folder of the user's home."""
     folder = kept_file.at_home(roots) if is_at_home else kept_file.beside_result(config, roots)
     name = f"{config.save.output_name or 'images'}-dataset.toml"
     return paths.file(str(folder / name), roots, DATASET_SUFFIXES, "output_dir")

@@ -1,4 +1,4 @@
-// Images that are chosen or dropped: sent to folders of the server, which become folders of the training.
+// Upload chosen or dropped images to folders of the server, which become folders of the training.
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, isField, make, setValue } from "../server/elements.js";
 import { ask, messageOf, wait } from "../server/http.js";
@@ -13,7 +13,7 @@ const IMAGES = "image_dir";
 const BESIDE = { conditioning_data_dir: "-masks", control_directory: "-references" };
 
 /**
- * Send files to folders, and show them: to the folder of a row, or else to new ones.
+ * Upload files to the folder of a row or to new folders, and show them.
  * @param {Element} box
  * @param {Folder[]} folders
  * @param {HTMLElement | null} row
@@ -44,7 +44,7 @@ export async function send(box, folders, row, name = IMAGES) {
 }
 
 /**
- * Send the files of each folder to a folder of the server. Returns which of these have any now, and what to say.
+ * Upload the files of each folder. Returns the server's folders that have files now, and the messages.
  * @param {Element} box
  * @param {Folder[]} folders
  * @param {string[]} places
@@ -76,7 +76,7 @@ async function rowToFill(box, [first, ...others]) {
 }
 
 /**
- * A row as it is now: while images were sent, the rows may have been rebuilt.
+ * The current element of a row, as rows may have been rebuilt during the upload.
  * @param {Element} box
  * @param {HTMLElement} row
  */
@@ -86,7 +86,7 @@ function rowNow(box, row) {
 }
 
 /**
- * Whether a folder is one of those that the page makes for images. `added` is the next of them.
+ * Whether the page made this folder for images; `added` is the next such folder.
  * @param {string} folder
  * @param {string} added
  */

@@ -36,7 +36,7 @@ class DemoApi:
         return {"id": job.id, "script": script}
 
     def state(self, request: ApiRequest) -> JsonObject:
-        """The progress, and finally the path of the config."""
+        """Return the progress, and finally the path of the config."""
         job, script = jobs.find_job(request.text("id")), self._script(request)
         if job.active:
             return {"state": "running"}

@@ -1,4 +1,4 @@
-// What is dropped anywhere on a form: configs are loaded into it, images and captions become folders of the training.
+// Drops anywhere on a form: configs are loaded, images and captions become folders of the training.
 import { say } from "../i18n/sentences.js";
 import { all, find, hit } from "../server/elements.js";
 import { hasFiles, takeDrops } from "../server/drops.js";
@@ -7,7 +7,7 @@ import { tellError } from "./messages.js";
 import { upload } from "./tab.js";
 
 takeDrops(".training", async (training, folders, event) => {
-  // A text that is dropped is a caption; one with a command is imported by Load config.
+  // A dropped text file is a caption; one with a command can be imported by Load config.
   const endings = find(training, "input.upload", HTMLInputElement).accept.split(",").filter((each) => each !== ".txt");
   const isConfig = (/** @type {File} */ { name }) => endings.some((ending) => name.toLowerCase().endsWith(ending));
   const single = folders.filter(({ path }) => !path).flatMap(({ files }) => files); // folders may hold others' files

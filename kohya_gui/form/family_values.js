@@ -1,5 +1,5 @@
-// The values, for each family, of fields that several families share. Looking at another family changes nothing: a
-// family chosen again has its old values, and typed or loaded values carry over to a family chosen for the first time.
+// The values, for each family, of fields that several families share. Switching families loses nothing: a family
+// chosen again has its old values, and typed or loaded values carry over to a family chosen for the first time.
 
 /** @typedef {string | boolean} Value */
 /** @typedef {Record<string, Value>} Held by a field's id */

@@ -16,7 +16,7 @@ def assistant_buttons(family_names: Iterable[str]) -> str:
 
 
 def _lora_buttons(family_names: Iterable[str], loras_of: Callable[[FamilyFacts], Sequence[HubLora]]) -> str:
-    """HTML of the buttons; each is visible with its family alone, and fills in its value."""
+    """Return the buttons as HTML; each is visible only for its family, and fills in its value."""
     return "".join(
         f'<button type="button" class="few-steps name only-{family}" data-value="{escape(lora.value)}"'
         f' title="{escape(lora.value)}">{escape(lora.title)}</button>'

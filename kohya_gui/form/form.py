@@ -1,4 +1,4 @@
-"""Options -> a form, a form -> a config, a config -> the form's values. The only file that knows both sides.
+"""Options -> a form, a form -> a config, a config -> the form's values. Only this file knows both sides.
 
 The form is plain HTML, generated from the options, and collected and filled in the browser by page.js. Gradio's own
 widgets would be one component each, and three tabs of two hundred options would take seconds to show (docs/decisions).
@@ -100,7 +100,7 @@ class SettingsForm:
     # ---- from the browser
 
     def parse_submission(self, sent: Any) -> Submission:
-        """Parse what the browser sent. Raises ConfigError for anything that is not shaped like a form."""
+        """Parse what the browser sent. Raises ConfigError for anything without a form's structure."""
         try:
             contents = json.loads(sent)
             launch, anyway = dict(contents["launch"]), contents.get("anyway") is True
@@ -126,18 +126,18 @@ class SettingsForm:
         return reading.config, reading.notes
 
     def reading(self, submission: Submission) -> Reading[Any]:
-        """The reading of a form for a training about to start, with all its problems."""
+        """Return the reading of a form for a training about to start, with all its problems."""
         reading = read_layers(self.configs[submission.family], [Layer(submission.values)])
         problems = [*reading.problems, *gpu_slots.find_launch_problems(submission.launch)]
-        # A field with a mistake is not missing as well.
+        # Do not report a field with a mistake as missing, too.
         named = reading.wrong.union(*(problem.options for problem in problems))
         missing = [*find_missing(reading.config), *missing_references(submission.purpose, reading.config)]
         problems += [problem for problem in missing if problem.option not in named]
         return replace(reading, problems=problems)
 
     def lenient_config(self, submission: Submission) -> Any:
-        """The config of all values that are valid by themselves, even if they contradict each other; others are not
-        set."""
+        """Return the config of all values that are valid by themselves, even if they contradict each other; others are
+        not set."""
         options, values = options_of(self.configs[submission.family]), {}
         for name, value in submission.values.items():
             if name in options:
@@ -152,9 +152,9 @@ class SettingsForm:
     # ---- to the browser
 
     def fill(self, config: RunConfig, start: JsonMapping | None = None, named: Iterable[str] = ()) -> str:
-        """A config -> a value for every field of its family, in the shape that page.js expects. `start` names it and
-        has the values from which the form marks changes; without it the form's start stays. `named` are options that
-        the config's file sets, possibly to their defaults: they carry over to other families."""
+        """Return a value for every field of a config's family, in the shape that page.js expects. `start` names the
+        config and has the values from which the form marks changes; without it the form's start stays. `named` are
+        options that the config's file sets, possibly to their defaults: they carry over to other families."""
         filled: JsonObject = {"family": config.family, "values": self.shown(config.family, option_values(config))}
         set_names = sorted({*named, *flatten_sections(changed(config))} & filled["values"].keys())
         return json.dumps({**filled, "start": dict(start), "given": set_names} if start else filled, default=str)
@@ -167,13 +167,13 @@ class SettingsForm:
         return {name: shown_value(LAUNCH_FIELDS[name], value) for name, value in values.items()}
 
     def places(self, family: str) -> dict[str, tuple[str, str]]:
-        """The label and the element of each option of a family, in the order of the form."""
+        """Return the label and the element of each option of a family, in the order of the form."""
         fields = sorted(self.fields, key=self._position)
         placed = {f.option.name: (f.option.label, self._id(f)) for f in fields if family in f.families}
         return placed | {name: (option.label, f"{self.tab}-{name}") for name, option in LAUNCH_FIELDS.items()}
 
     def markup(self, starts: Mapping[str, Any] = {}) -> str:
-        """The whole form as HTML; `starts` are its initial values by family."""
+        """Return the whole form as HTML; `starts` are its initial values by family."""
         first = next(iter(self.configs))
         scripts = {family: config.script for family, config in self.configs.items()}
         radios = "".join(
@@ -204,7 +204,7 @@ class SettingsForm:
         )
 
     def _basics(self) -> str:
-        """The fields on top in the order in which people think of them: the model, the images, the training."""
+        """Return the fields on top, in the order model, images, training."""
         first_field, *other_fields = [f for name in self.basics for f in self.fields if f.option.name == name]
         together = Counter(family for part in self.parts for family in part.families)
         spans = [
@@ -255,7 +255,7 @@ class SettingsForm:
         )
 
     def _classes(self, members: list[FormField]) -> list[str]:
-        """The style classes that control when these fields, or the section around them, are visible."""
+        """Return the style classes that control when these fields, or the section around them, are visible."""
         visible_families = [
             name for name in self.configs if any(name in m.families and name not in m.ineffective for m in members)
         ]
@@ -324,7 +324,7 @@ def _required_options(config: type, values: Mapping[str, Any] = {}) -> set[str]:
 
 
 def form_fields(configs: Mapping[str, type]) -> list[FormField]:
-    """The fields for these families, in the order of declaration."""
+    """Return the fields for these families, in the order of declaration."""
     faces: dict[Any, FormField] = {}
     names = dict.fromkeys(name for config in configs.values() for name in options_of(config))
     for name in names:
@@ -342,7 +342,7 @@ def form_fields(configs: Mapping[str, type]) -> list[FormField]:
 
 # Why: docs/decisions/2026-11-20-numbers-are-text-fields.md
 def control(option: Option, facts: Mapping[str, str]) -> str:
-    """The input element of a field.
+    """Return the input element of a field.
 
     Numbers are text boxes on purpose. A browser's number box swallows letters, so that "abc" arrives as nothing and the
     default runs instead of what is on screen; it also changes its value under the mouse wheel. As text, a number is
@@ -392,7 +392,7 @@ def as_text(value: bool | str) -> str:
 
 
 def as_sentence(text: str, names: Iterable[Any] = ()) -> str:
-    """A help text as a sentence, with a capital unless it begins with one of `names` or a sign."""
+    """Return a help text with a capital first letter and a final full stop, unless it begins with a sign or name."""
     for name in names:
         text = text.replace(f" ({name})", "")  # the page shows words for it
     first = text.split(" ", 1)[0].rstrip(",:")

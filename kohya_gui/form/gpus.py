@@ -11,7 +11,8 @@ CHOOSER = (
 
 
 def list_gpus() -> list[JsonObject]:
-    """Each GPU that trainings on this computer may use, with its memory in GiB and its user; empty without a GPU."""
+    """Return each GPU that trainings on this computer may use, with its memory in GiB and its user; empty without a
+    GPU."""
     devices = [device for device in gpu_slots.devices() if device != gpu_slots.CPU]
     gpus = {gpu.index: gpu for gpu in (machine.GPUS.now() or machine.GPUS.known())} if devices else {}
     users = dict.fromkeys(gpu_slots.held_devices(), "Another job")

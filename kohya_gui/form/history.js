@@ -1,4 +1,4 @@
-// What Undo and Redo of a form go back to: copies of the form before each change, the newest last.
+// Copies of a form before each change, for Undo and Redo, the newest last.
 
 const LENGTH = 60; // copies kept at most
 
@@ -30,7 +30,7 @@ export function remember(history, before) {
 }
 
 /**
- * Remember a form before something was typed into a field.
+ * Remember a form before the user types into a field.
  * @template {{ family: string, kept: [string, string | boolean][] }} Copy
  * @param {History<Copy>} history
  * @param {string} id of the field
@@ -55,7 +55,7 @@ export function step(history, from, current) {
     const target = history[from].pop();
     if (!target) return null;
     const now = current(target);
-    if (areEqual(now, target) && !("opened" in target)) continue; // what was typed has been taken back by hand
+    if (areEqual(now, target) && !("opened" in target)) continue; // the user has reverted the typing by hand
     history[from === "done" ? "undone" : "done"].push(now);
     return target;
   }

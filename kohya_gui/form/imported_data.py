@@ -25,7 +25,7 @@ class ConvertedData:
 
 
 def only_data(contents: JsonMapping, path: Path) -> ConvertedData | None:
-    """The data sets of a file without a training; None for any other file."""
+    """Return the data sets of a file without a training; None for any other file."""
     try:
         importers.refuse_dataset(contents, path)
     except ConfigError:

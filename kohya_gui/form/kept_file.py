@@ -37,7 +37,7 @@ def save(path: Path, text: str) -> JsonObject:
 
 
 def beside_result(config: RunConfig, roots: Sequence[Path]) -> Path:
-    """The folder for a file that the form writes for a training: that of the result.
+    """Return the folder for a file that the form writes for a training: that of the result.
 
     A relative folder comes from a config of another program, and has nothing to do with the folder that this server
     was started in. `at_home` replaces it, and also serves where no folder is set.

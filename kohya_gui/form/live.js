@@ -161,7 +161,7 @@ async function forgetKey(button) {
 
 // ---- presets, fixes
 
-let presets = Promise.resolve(); // one after the other, as a profile adds to the preset chosen before it
+let presets = Promise.resolve(); // in order, as a profile adds to the preset before it
 
 /**
  * @param {string} tab
@@ -172,7 +172,7 @@ async function preset(tab, id) {
   try {
     const sent = sentOf(tab), purpose = chosenPurpose(form.formOf(tab));
     const answer = await ask("preset", { tab, sent, id, purpose });
-    if (sent !== sentOf(tab)) return preset(tab, id); // otherwise what was typed since would be lost
+    if (sent !== sentOf(tab)) return preset(tab, id); // otherwise later typing would be lost
     form.fill(tab, answer.fill);
     const remark = answer.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
@@ -271,7 +271,7 @@ async function saveAs(training) {
 }
 
 /**
- * Fill a button's value into the field that it stands below.
+ * Fill a button's value into the field above it.
  * @param {HTMLButtonElement} button
  */
 function fillSibling(button) {

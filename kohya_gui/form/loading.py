@@ -32,7 +32,7 @@ LOADED = "Loaded {name} for {family} ({changes})."
 def load_into_form(
     form: SettingsForm, path: Path, submission: Submission, roots: Sequence[Path], template: str = LOADED
 ) -> JsonObject:
-    """A config file -> values for the form, and a message with all problems of the file.
+    """Return a config file's values for the form, and a message with all its problems.
 
     Mistakes do not prevent loading: each button that fixes one changes what was loaded. Data sets of another trainer
     are saved as a dataset file. Raises ConfigError for files that cannot be parsed, and for another kind of training
@@ -71,7 +71,7 @@ def load_into_form(
 
 
 def _source_of(path: Path, imported: Imported) -> str:
-    """The text of a file of this trainer, whose comments are kept when the form is saved; without tokens."""
+    """Return the text of a file of this trainer, whose comments are kept when the form is saved; without tokens."""
     is_ours = path.suffix.lower() == ".toml" and imported.program == importers.FLAT
     return to_commented_toml(read_settings_text(path).text, imported.config) if is_ours else ""
 
@@ -79,8 +79,8 @@ def _source_of(path: Path, imported: Imported) -> str:
 def config_problems(
     form: SettingsForm, imported: Imported, roots: Sequence[Path], launch: JsonMapping
 ) -> list[Problem]:
-    """The problems of a loaded config: broken rules, unknown keys, values that could not be parsed, and all else that
-    the form marks at a field, such as files that do not exist."""
+    """Return the problems of a loaded config: broken rules, unknown keys, values that could not be parsed, and all else
+    that the form marks at a field, such as files that do not exist."""
     of_file = [
         *imported.problems,
         *imported.missing(),
@@ -111,7 +111,7 @@ def _with_place_beside(problem: Problem, imported: Imported, folder: Path, roots
 
 
 def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str, bool | str]:
-    """The fix for a problem of a loaded config, as values of fields: an unknown key becomes the option that was
+    """Return the fix for a problem of a loaded config, as values of fields: an unknown key becomes the option that was
     probably meant, and a value that cannot be parsed becomes what it resembles, else the preset's."""
     options = options_of(type(imported.config))
     if not problem.fix and problem.option in {outcome.key for outcome in _unread(imported)}:
@@ -121,7 +121,7 @@ def fix(form: SettingsForm, imported: Imported, problem: Problem) -> Mapping[str
 
 
 def _unread(imported: Imported) -> list[importers.KeyOutcome]:
-    """The options whose values could not be parsed, and are at their defaults."""
+    """Return the options whose values could not be parsed, and are at their defaults."""
     options = options_of(type(imported.config))
     return [
         outcome
@@ -134,7 +134,7 @@ def _unread(imported: Imported) -> list[importers.KeyOutcome]:
 
 
 def _with_data(imported: Imported, roots: Sequence[Path]) -> Imported:
-    """The same config with a new dataset file."""
+    """Return the same config with a new dataset file."""
     text = imported.texts.get(imported_data.DATASET_OPTION)
     if not text:
         return imported
@@ -158,7 +158,7 @@ def _data_alone(
 
 
 def _notes(imported: Imported, problems: list[Problem]) -> list[MessageLike]:
-    """Notes about the other keys."""
+    """Return notes about the other keys."""
     reported_options = {problem.option for problem in problems}
     other_outcomes = tuple(
         outcome
@@ -172,7 +172,7 @@ def _notes(imported: Imported, problems: list[Problem]) -> list[MessageLike]:
 
 
 def _prompt_rows_of(imported: Imported) -> list[dict[str, str]]:
-    """The sample prompts in another trainer's file, as rows of the prompt form, which saves them."""
+    """Return the sample prompts in another trainer's file, as rows of the prompt form, which saves them."""
     if PROMPTS not in imported.texts:
         return []
     with tempfile.TemporaryDirectory() as folder:

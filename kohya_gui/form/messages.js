@@ -32,7 +32,7 @@ export function read(tab, busy = "") {
 const barOf = (tab) => find(around(form.formOf(tab), ".training"), ".bar");
 
 /**
- * Show that something is in progress, or without words that it is done.
+ * Show that something is in progress, or without a text that it is done.
  * @param {string} tab
  * @param {string} [busy]
  */
@@ -71,8 +71,8 @@ export const tellError = (tab, error) =>
 const nameOf = (/** @type {string} */ sent) => String(JSON.parse(sent).values.output_name || "last");
 
 /**
- * Say which form did not get into the queue and why, where another one has taken its place since. It stays until it is
- * closed, or that form is in the queue: the buttons pressed meanwhile are about other forms.
+ * Report a form that was not queued after another one has taken its place. The note stays until it is closed or that
+ * form is queued, as buttons pressed meanwhile are about other forms.
  * @param {string} tab
  * @param {string} sent
  * @param {string} message the answer to it, as HTML
@@ -80,7 +80,7 @@ const nameOf = (/** @type {string} */ sent) => String(JSON.parse(sent).values.ou
 export function tellUnqueued(tab, sent, message) {
   const bar = barOf(tab);
   const why = make("div", { innerHTML: message });
-  for (const part of all(why, "button:not(.jump), .offer, style")) part.remove(); // they are for the form that was sent
+  for (const part of all(why, "button:not(.jump), .offer, style")) part.remove(); // they belong to the submitted form
   settleUnqueued(tab, sent);
   const name = nameOf(sent), words = make("p", {}, make("b", {}, say("{name} is not in the queue:", { name })));
   const away = make("button", { type: "button", className: "away", "aria-label": "Close" }, "✕");
@@ -101,7 +101,7 @@ export function settleUnqueued(tab, sent) {
 }
 
 /**
- * Put away a report on another family's settings.
+ * Hide a report on another family's settings.
  * @param {HTMLFormElement} where
  */
 export function putAway(where) {

@@ -1,4 +1,4 @@
-"""The page's messages beside the buttons: what was done, or what to fix and where. Pure HTML from plain words."""
+"""The page's messages beside the buttons: results, or problems with their place. Plain sentences in, HTML out."""
 
 import html
 import json
@@ -35,12 +35,12 @@ VERDICT_SIGNS = {"ok": "✓", "hint": "!", "bad": "✗"}
 UNDO = ' <button type="button" class="undo">Undo</button>'
 AWAY = '<button type="button" class="away" aria-label="Close">✕</button>'
 
-_number = count()  # makes each message different, so that a repeated one counts as new
+_number = count()  # makes each message unique, so that a repeated one counts as new
 
 
 def good(text: MessageLike, notes: Iterable[MessageLike] = (), undo: bool = False) -> str:
-    """A success in one line. `notes` are folded if there are several, and open if one is a problem. `undo` offers to
-    undo the filling."""
+    """Return a success message in one line. `notes` are folded if there are several, and open if one is a problem.
+    `undo` offers to undo the filling."""
     notes = [_sentence(note) for note in notes]
     back = UNDO if undo else ""
     if len(notes) < 2:
@@ -62,7 +62,8 @@ def _list(sentences: Iterable[MessageLike]) -> str:
 def loaded_html(
     text: Message, problems: Sequence[Problem], places: Places, fix: Fix, notes: Sequence[MessageLike]
 ) -> str:
-    """A config was loaded: its problems, one per line with the button that fixes it, and then notes."""
+    """Return the message about a loaded config: its problems, one per line with a button that fixes it, and then
+    notes."""
     if not problems:
         return good(text, notes, undo=True)
     listed, marks, shown = _problem_lines(problems, places, fix)
@@ -76,14 +77,16 @@ def loaded_html(
 
 
 def list_problems(problems: Sequence[Problem], places: Places, fix: Fix = lambda problem: {}) -> str:
-    """Problems to fix, one per line. Options that are on the page are named, marked, and linked to their fields."""
+    """Return problems to fix, one per line. Options that are on the page are named, marked, and linked to their
+    fields."""
     listed, marks, shown = _problem_lines(problems, places, fix)
     title = _problems_title(sum(problem.code != OTHER_TAB for problem in problems))
     return _box("bad", title, f"<ul>{listed}</ul>{_field_marks_style(marks)}", shown, alert=True)
 
 
 def _in_form_order(entries: Iterable[T], places: Places, problem_of: Callable[[T], Problem]) -> list[T]:
-    """Problems in the order of their fields, so that they are fixed from top to bottom; last those without a field."""
+    """Return problems in the order of their fields, so that users fix them from top to bottom; those without a field
+    last."""
     positions = {name: at for at, name in enumerate(places)}
 
     def position(entry: T) -> int:
@@ -95,7 +98,7 @@ def _in_form_order(entries: Iterable[T], places: Places, problem_of: Callable[[T
 
 
 def _problem_lines(problems: Sequence[Problem], places: Places, fix: Fix) -> tuple[str, list[str], list[Message]]:
-    """Problems as lines with their buttons, the elements to mark, and the texts shown."""
+    """Return problems as lines with their buttons, the elements to mark, and the texts shown."""
     listed, marks, shown = "", list[str](), list[Message]()
     for problem in _in_form_order(problems, places, lambda problem: problem):
         line, element, text = _sentence_at_field(problem, places)
@@ -112,8 +115,8 @@ def report_html(
     fix: Callable[[JsonMapping], Mapping[str, bool | str]],
     model_files: Collection[str] = (),
 ) -> str:
-    """All findings of a preflight check by topic, each with its mark and its fix, and the estimate of memory and time.
-    `model_files` are the options whose files the dialog for base models finds and downloads."""
+    """Return all findings of a preflight check by topic, each with its mark and its fix, and the estimate of memory and
+    time. `model_files` are the options whose files the dialog for base models finds and downloads."""
     listed, marks, shown = [], [], []
     all_bad = [finding for finding in report["findings"] if finding["verdict"] == "bad"]
     bad_findings = _in_form_order(all_bad, places, problem_from_json)
@@ -132,7 +135,7 @@ def report_html(
     title: MessageLike = "The check itself failed" if failed else "No problems found"
     if bad_findings:
         title = _problems_title(len(bad_findings))
-    # Right below the problems that it solves: at the end, it would be out of sight on most screens.
+    # Directly below the problems that it solves, as the end is out of sight on most screens.
     missing = [at for at, finding in enumerate(bad_findings, 1) if problem_from_json(finding).option in model_files]
     offer, first = (OFFER_MODELS, missing[-1]) if missing else ("", len(listed))
     body = f"{_findings_list(listed[:first])}{offer}{_findings_list(listed[first:])}{_field_marks_style(marks)}"
@@ -146,7 +149,7 @@ def _findings_list(lines: Sequence[str]) -> str:
 
 
 def without_captions(problem: Message, again: str) -> str:
-    """The warning that no image has a caption, before a training is started or queued; `again` is the pressed
+    """Return the warning that no image has a caption, before a training is started or queued; `again` is the pressed
     button."""
     title, words = {
         "train": ("It has not started: no image has a caption", "Train without captions"),
@@ -162,7 +165,7 @@ def without_captions(problem: Message, again: str) -> str:
 
 
 def _sentence(note: MessageLike) -> MessageLike:
-    """A note as a sentence of its own: capitalised, unless it begins with the name of an option or a file."""
+    """Return a note as a sentence, capitalised unless it begins with the name of an option or a file."""
     if isinstance(note, Problem) and not note.option and not note.template.startswith("{"):
         return note.capitalized()
     return as_message(note)
@@ -180,7 +183,7 @@ OFFER_MODELS = (
 
 
 def values_button(values: Mapping[str, bool | str], code: str) -> str:
-    """The button that puts values into the form; for an ineffective option (`code`) it resets the option."""
+    """Return the button that puts values into the form; for an ineffective option (`code`) it resets the option."""
     if not values:
         return ""
     if code == INEFFECTIVE_CODE:
@@ -193,7 +196,7 @@ def values_button(values: Mapping[str, bool | str], code: str) -> str:
 
 
 def _allow_button(problem: Problem) -> str:
-    """The button that allows the folder or the code that a problem asks about."""
+    """Return the button that allows the folder or the code that a problem asks about."""
     folder = allowed_folders.asked_folder(problem)
     words = "Allow this code" if folder.startswith(allowed_folders.CODE) else "Allow this folder"
     attributes = f'class="allow" data-allow="{html.escape(folder)}"'
@@ -201,7 +204,7 @@ def _allow_button(problem: Problem) -> str:
 
 
 def _other_button(problem: Problem) -> str:
-    """The button that loads a config in the tab that it belongs to, or that saves over a file that exists."""
+    """Return the button that loads a config in the tab that it belongs to, or that saves over a file that exists."""
     if problem.code == presets.EXISTS:
         path, state = (html.escape(str(problem.arguments[name])) for name in ("path", "state"))
         return f' <button type="button" class="overwrite" data-path="{path}" data-state="{state}">Overwrite</button>'
@@ -216,7 +219,7 @@ def as_word(value: bool | str) -> str:
 
 
 def _sentence_at_field(problem: Problem, places: Places) -> tuple[str, str, Message]:
-    """A problem as HTML, the element that it is about or "", and its text."""
+    """Return a problem as HTML, the element that it is about or "", and its text."""
     place = places.get(problem.option) if problem.place in ("", FLAG) else None
     if not place:
         return html.escape(str(problem)), "", problem
@@ -241,7 +244,7 @@ def _field_marks_style(marks: list[str]) -> str:
 
 
 def command_html(line: str, toml: str, file: tuple[Path, str, bool], notes: Iterable[MessageLike]) -> str:
-    """The command line and the config that it needs, each with a button that copies it.
+    """Return the command line and the config that it needs, each with a button that copies it.
 
     `file` is the path of the config, the script that uses it, and whether it exists.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a form, each problem with its field: what is red in the form, and what messages count."""
+"""Find the problems of a form's fields, which are red in the form and counted in messages."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ from library.families.recognition import index_of, proposed_options, recognise_f
 def find_mistakes(
     form: SettingsForm, submission: Submission, roots: Sequence[Path], typing: str = ""
 ) -> tuple[list[Problem], JsonObject]:
-    """The problems of a form's fields, and the type of its base model's file. `typing` is the option whose field is
-    being edited: the beginning of an existing path is no mistake there."""
+    """Return the problems of a form's fields, and the type of its base model's file. `typing` is the option whose field
+    is being edited: the beginning of an existing path is no mistake there."""
     config = form.lenient_config(submission)
     problems = form.wrong(submission)
     if isinstance(config, AdapterRun):
@@ -36,7 +36,7 @@ def is_id_on_hub(form: SettingsForm, name: str, text: str) -> bool:
 def _base_model(
     form: SettingsForm, submission: Submission, roots: Sequence[Path], is_typed: bool
 ) -> tuple[JsonObject, Problem | None]:
-    """The type of the base model's file, if the page may read it, or the problem with it."""
+    """Return the type of the base model's file, if the page may read it, or the problem with it."""
     text = str(submission.values.get(MODEL_OPTION) or "").strip()
     if not text or is_id_on_hub(form, MODEL_OPTION, text):
         return {}, None
@@ -57,7 +57,7 @@ def _base_model(
     family = recognition.family
     if not family:
         template = ": the file is {kind}, not a model that is trained here."
-        is_model = path.is_file() or index_of(path) or not is_typed  # it may be typed further
+        is_model = path.is_file() or index_of(path) or not is_typed  # the user may still be typing
         return {}, Problem(MODEL_OPTION, template, kind=recognition.words) if is_model else None
     if family not in form.configs:
         template = ": the file is {kind}; this tab trains {families}."
@@ -73,5 +73,5 @@ def _base_model(
 
 
 def _as_model_problem(problem: Problem) -> Problem:
-    """A problem of a file, which names no option, as one of the base model."""
+    """Return a problem of a file, which names no option, as one of the base model."""
     return problem if problem.option else problem.replaced(option=MODEL_OPTION, template=f": {problem.template}")

@@ -72,7 +72,7 @@ function firstValue(field, name) {
 }
 
 /**
- * The result's name or folder that the form proposes, as opposed to a typed or loaded one.
+ * The name or folder of the result that the form proposes, unless it was typed or loaded.
  * @param {Field} field
  * @param {string} name of a family
  */
@@ -156,7 +156,7 @@ function asShared(field, name) {
 const turns = {};
 
 /**
- * The number of a tab's last request or filling.
+ * The number of a tab's last request or fill.
  * @param {string} tab
  */
 export const turnOf = (tab) => turns[tab] ?? 0;

@@ -42,12 +42,12 @@ YIELDING = (
 
 
 def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLike] | None = None) -> Any:
-    """A preset on top of the defaults, with the paths and names of `now` kept.
+    """Return a preset on top of the defaults, with the paths and names of `now` kept.
 
     A profile keeps more: all options except those of compiling, and of these the share of activations, so that a
-    training that fits into the GPU's memory still fits and gets no slower. What it cannot combine with the rest, it
-    leaves out. If the package of the preset's optimizer does not work here, the nearest optimizer that does replaces
-    it. `notes` say so.
+    training that fits into the GPU's memory still fits and gets no slower. Options that conflict with the rest are left
+    out. If the package of the preset's optimizer does not work here, the nearest optimizer that does replaces it.
+    `notes` explain this.
     """
     options = options_of(config)
     if preset.is_profile:
@@ -62,7 +62,7 @@ def apply(preset: Preset, config: type, now: JsonMapping, notes: list[MessageLik
 
 
 def _laid_over(values: JsonObject, profile: JsonObject, config: type, notes: list[MessageLike] | None) -> Any:
-    """Values with a profile on top. Mistakes in the values alone do not prevent applying it."""
+    """Return values with a profile on top. Mistakes in the values alone do not prevent applying it."""
     combined, standing_problems = {**values, **profile}, set(read_layers(config, [Layer(values)]).problems)
     while True:  # leave out one option of YIELDING after the other, until the profile adds no new problem
         reading = read_layers(config, [Layer(combined)])
@@ -95,8 +95,8 @@ def _with_working_optimizer(preset_values: JsonObject, notes: list[MessageLike] 
 
 
 def chosen_profile(config: RunConfig) -> str:
-    """The id of the profile that a config compiles by: the one that would change nothing. "" if there is none, or
-    compiling is off."""
+    """Return the id of the profile that matches a config: applying it would change nothing. "" if there is none,
+    or compiling is off."""
     if not (config.compile.compile or config.compile.compile_autotune):
         return ""
     options, now = options_of(type(config)), option_values(config)
@@ -130,7 +130,7 @@ def import_fitting(path: Path, configs: Mapping[str, type], family: str, roots: 
 
 
 def import_notes(imported: importers.Imported) -> list[MessageLike]:
-    """What became of the keys of a config file, and its problems."""
+    """Return notes about a config file's keys, and its problems."""
     if imported.program == importers.FLAT:
         return imported.lines()
     template = (
@@ -166,7 +166,7 @@ def without_folders() -> Iterator[None]:
 
 
 def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
-    """A test for files that a config names: whether the page may read them."""
+    """Return a test for files that a config names: whether the page may read them."""
 
     def may_read(path: Path) -> bool:
         try:
@@ -178,7 +178,7 @@ def readable_below(roots: Sequence[Path]) -> Callable[[Path], bool]:
 
 
 def base(path: Path, roots: Sequence[Path]) -> JsonObject:
-    """The fields of a kohya_ss JSON, which an export keeps if they mean nothing here; {} for other files."""
+    """Return the fields of a kohya_ss JSON, which an export keeps if they mean nothing here; {} for other files."""
     contents = importers.parse_file(path)
     if path.suffix.lower() != ".json" or not importers.is_foreign_config(contents):
         return {}
@@ -213,12 +213,12 @@ def comment(config: RunConfig) -> str:
 
 
 def suggestion(config: RunConfig) -> Path:
-    """A free path for a config: its usual one, with a number if that is taken."""
+    """Return a free path for a config: its usual one, with a number if that is taken."""
     return kept_file.free_path(usual_path(config))
 
 
 def usual_path(config: RunConfig) -> Path:
-    """The path of a config beside its result: named after the result, the family and what is trained."""
+    """Return the path of a config beside its result: named after the result, the family and what is trained."""
     if not config.save.output_dir:
         raise ConfigError("config file: write where to save it, such as ~/kohya/cat.toml")
     words = [config.save.output_name or "", config.family, config.kind]

@@ -48,7 +48,7 @@ class CommandPrinter:
 def printed(
     config: RunConfig, where: str, launch: JsonMapping, notes: Sequence[MessageLike], roots: Sequence[Path]
 ) -> str:
-    """The command, its config, and whether the config is in its file already. Nothing is written."""
+    """Return the command, its config, and whether the config is in its file already. Nothing is written."""
     path, is_there = standing(config, where, roots)
     line = quote_command(training_command(path, config.script, **launch))
     remarks = [*notes, *surroundings(config)]
@@ -58,7 +58,8 @@ def printed(
 
 
 def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path, bool]:
-    """The file for a command to name, and whether it exists with exactly this config; otherwise its name is free.
+    """Return the file for a command to name, and whether it exists with exactly this config; otherwise its name is
+    free.
 
     `where` is the file that was last loaded or saved, or a typed path; if empty, the file is beside the result.
     """
@@ -80,7 +81,7 @@ def standing(config: RunConfig, where: str, roots: Sequence[Path]) -> tuple[Path
 
 
 def trains_same(path: Path, config: RunConfig) -> bool:
-    """Whether this script with this file would train exactly this config. Tokens do not count."""
+    """Return whether this script with this file would train exactly this config. Tokens do not count."""
     try:
         if path.stat().st_size > paths.MAX_CONFIG_BYTES:
             return False
@@ -96,7 +97,7 @@ def _open(config: RunConfig) -> JsonObject:
 
 
 def surroundings(config: RunConfig) -> list[Message]:
-    """What a shell needs that Train provides: the folder that relative paths start from, and tokens."""
+    """Return notes about what Train provides and a shell needs: the base folder of relative paths, and tokens."""
     options = options_of(type(config))
     relative = [name for name, value in option_values(config).items() if _is_relative(options[name], value)]
     template = "Run it in {folder}: the path of {options} is relative to it."
@@ -113,7 +114,7 @@ def surroundings(config: RunConfig) -> list[Message]:
 
 
 def _is_relative(option: Option, value: Any) -> bool:
-    """Whether a path is relative to the current folder; an id of Hugging Face is not."""
+    """Return whether a path is relative to the current folder; an id of Hugging Face is not."""
     text = option.path_in(value or "")
     if option.kind not in ("file", "folder") or not text or os.path.isabs(expand_home(text)):
         return False

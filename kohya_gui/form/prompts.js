@@ -180,7 +180,7 @@ async function write(box, state, field, rows) {
 }
 
 /**
- * Sample after each epoch if no other option says when: prompts that are never sampled would be a surprise.
+ * Sample after each epoch if no other option sets a time, so that prompts are not silently unused.
  * @param {Element} box
  */
 function sampleAfterEpochs(box) {

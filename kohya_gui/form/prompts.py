@@ -38,13 +38,13 @@ IMAGES = (
     ),
     ("control_image_mask_path", "Mask", "A mask: the model paints its bright areas."),
 )
-# The same for trainings that learn to follow an image.
+# The same field for trainings that learn to follow an image.
 GUIDE = "controlnet_image", "Control image", "The control image that the result follows. Empty: the plain model."
 
 
 def prompts_section(guided: bool = False) -> str:
-    """The start of the section of sample images, which prompts.js fills. `guided`: the training learns to follow an
-    image."""
+    """Return the start of the section of sample images, which prompts.js fills. `guided`: the training learns to follow
+    an image."""
     numbers = "".join(
         f'<label><span>{label}</span><input data-prompt="{name}" inputmode="decimal" spellcheck="false"'
         f' autocomplete="off" title="{escape(about)}"></label>'
@@ -74,7 +74,7 @@ def prompts_section(guided: bool = False) -> str:
 
 
 def _image_field_html(name: str, label: str, about: str) -> str:
-    """A field that names an image, for the families that take one."""
+    """Return a field that names an image, for the families that take one."""
     taking_families = [family for family in families.all_families() if name in family.prompt_images]
     shown_with: dict[str, tuple[str, ...]] = {}
     for option, values in (pair for family in taking_families for pair in family.prompt_images[name].items()):
@@ -84,7 +84,7 @@ def _image_field_html(name: str, label: str, about: str) -> str:
 
 
 def _file_field(name: str, label: str, about: str, only: str = "", shown: str = "") -> str:
-    """A field that names an image: `only` are more of its classes, `shown` an attribute that controls when it is
+    """Return a field that names an image: `only` are more of its classes, `shown` an attribute that controls when it is
     visible."""
     return (
         f'<label class="image{only}"{shown}><span>{label}</span>'
@@ -94,7 +94,7 @@ def _file_field(name: str, label: str, about: str, only: str = "", shown: str = 
 
 
 def load_rows(request: ApiRequest, roots: Sequence[Path]) -> JsonObject:
-    """The rows of a prompt file; none if it does not exist yet."""
+    """Return the rows of a prompt file; none if it does not exist yet."""
     path = paths.file(request.text("file"), roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
     if not path.exists():
         return {"rows": [], "known": ""}
@@ -124,7 +124,7 @@ def save_rows(form: SettingsForm, submission: Submission, request: ApiRequest, r
 
 
 def some_captions(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> JsonObject:
-    """Some captions of the form's images, each with the size at which its image is trained."""
+    """Return some captions of the form's images, each with the size at which its image is trained."""
     config = form.lenient_config(submission)
     paths.allow(config, roots)
     return {
@@ -152,7 +152,7 @@ def _is_row(row: object) -> bool:
 
 
 def _new(form: SettingsForm, submission: Submission, roots: Sequence[Path]) -> Path:
-    """A file beside the result of the training that does not exist yet."""
+    """Return a file beside the result of the training that does not exist yet."""
     config = form.lenient_config(submission)
     if not config.save.output_dir:
         raise ConfigError(Problem("output_dir", "is not set: choose it first, the prompts are kept there"))

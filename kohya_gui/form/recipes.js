@@ -6,7 +6,7 @@ import { family, fieldOf, tabOf } from "./inputs.js";
 import { sentOf } from "./messages.js";
 import { onSettled, remember, restart, startOf } from "./page.js";
 
-/** What else a recipe depends on: the model, and the images in a step. */
+/** Further inputs of a recipe: the model, and the images per step. */
 const WATCHED = ["model_version", "model_type", "train_batch_size", "gradient_accumulation_steps"];
 /** @type {Record<string, number>} how many images each form names, where they are counted */
 const images = {};
@@ -16,7 +16,7 @@ const lastQuestion = {};
 const chosen = {};
 
 /**
- * The purpose of a form: the chosen one, also while the answer to it is on its way, or that of its recipe.
+ * The purpose of a form: the chosen one, also while its request is pending, or that of its recipe.
  * @param {HTMLFormElement} where
  */
 function purposeOf(where) {
@@ -48,7 +48,7 @@ async function update(where) {
 }
 
 /**
- * Show the purposes, and in words what the chosen one sets.
+ * Show the purposes, and describe the settings of the chosen one.
  * @param {HTMLFormElement} where
  */
 function show(where) {
@@ -87,7 +87,7 @@ document.addEventListener("change", ({ target }) => {
   if (!where) return;
   remember(where);
   chosen[where.id] = { model: family(where), purpose: target.value };
-  show(where); // not as the next one is pressed, which would take the button from under the mouse
+  show(where); // not while another one is pressed, which would move the button from under the mouse
   void update(where);
 });
 export const chosenPurpose = (/** @type {HTMLFormElement} */ where) =>

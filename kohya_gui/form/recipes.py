@@ -22,8 +22,9 @@ OF_PURPOSES = {REFERENCES: {"purpose": ("edit", "")}}
 def apply_recipe(
     preset_config: Any, model: RunConfig, purpose: str, images: int, at_once: int
 ) -> tuple[Any, JsonObject]:
-    """A preset's config with the recipe for a purpose on top, and its description for the form; without `purpose` it is
-    the first that fits. `model` says which model of the family is trained, and how many images were counted."""
+    """Return a preset's config with the recipe for a purpose on top, and its description for the form; without
+    `purpose` it is the first that fits. `model` says which model of the family is trained, and how many images were
+    counted."""
     recipe = recipe_files.choose_recipe(model, purpose)
     if recipe is None:
         return preset_config, {}
@@ -33,7 +34,7 @@ def apply_recipe(
         values[STEPS] = proposal.steps
     try:
         with_recipe = build_config(type(preset_config), values, notes=[])
-    except ConfigError:  # the user's settings for the model contradict it
+    except ConfigError:  # it contradicts the user's settings for the model
         return preset_config, {}
     return with_recipe, {
         "purpose": recipe.purpose,
@@ -48,8 +49,8 @@ def apply_recipe(
 
 
 def missing_references(purpose: str, config: RunConfig) -> list[Problem]:
-    """The problem of an edit without reference images, which would learn what its images show, and no change. Of a
-    model that is only trained with them, the check reports it for each folder."""
+    """Return the problem of an edit without reference images, which would learn the content of its images instead of a
+    change. For models that always need references, the check reports it for each folder."""
     sources = (getattr(config.data, name, None) for name in (REFERENCES, "dataset_config", "in_json"))
     use = config.control_images
     if purpose != "edit" or use.least or not use.most or any(sources):
@@ -59,7 +60,7 @@ def missing_references(purpose: str, config: RunConfig) -> list[Problem]:
 
 
 def _models_for_purpose(model: RunConfig) -> Message | str:
-    """The family's models that offer a purpose that this model does not; "" for none."""
+    """Return the family's models that offer a purpose that this model does not; "" for none."""
     offered = {recipe.purpose for recipe in recipe_files.fitting_recipes(model)}
     for recipe in recipe_files.of_family(model.family)[0]:
         if recipe.kind == model.kind and recipe.when and recipe.purpose not in offered:
@@ -83,7 +84,7 @@ def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
 
 
 def _short_value(value: Any) -> str:
-    """A value in a sentence: 16, 0.0002, the last part of a path."""
+    """Return a value in a sentence: 16, 0.0002, the last part of a path."""
     if isinstance(value, tuple):
         return ", ".join(str(part).rpartition("/")[2] for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

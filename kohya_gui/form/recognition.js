@@ -53,7 +53,7 @@ function valuesFor(mine, options, before) {
 }
 
 /**
- * Choose the family and the options that a checkpoint's header asks for, once each time the file is named. Options of
+ * Choose the family and the options that a checkpoint's header requires, once each time the file is named. Options of
  * the previous model go back to their defaults.
  * @param {HTMLFormElement} where
  * @param {Model} model

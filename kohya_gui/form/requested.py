@@ -1,4 +1,4 @@
-"""The form that a request is about, and what the browser sends of it."""
+"""Find the form of a request, and parse its contents."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def of_tab(items: Mapping[str, T], tab: str) -> T:
-    """The item (a form, a tab) of the tab with this name. Raises ConfigError without such a tab."""
+    """Return the item (a form, a tab) of the tab with this name. Raises ConfigError without such a tab."""
     if tab not in items:
         raise ConfigError("there is no such tab: load the page again")
     return items[tab]
@@ -20,13 +20,13 @@ def of_tab(items: Mapping[str, T], tab: str) -> T:
 def requested_submission(
     forms: Mapping[str, SettingsForm], request: ApiRequest, sent: str = "sent"
 ) -> tuple[SettingsForm, Submission]:
-    """The form of a request's tab, and its contents from the field `sent`."""
+    """Return the form of a request's tab, and its contents from the field `sent`."""
     form = of_tab(forms, request.text("tab"))
     return form, form.parse_submission(request.text(sent))
 
 
 def requested_family(forms: Mapping[str, SettingsForm], request: ApiRequest) -> tuple[SettingsForm, str]:
-    """The form of a request's tab, and the family that the request names, which the form must have."""
+    """Return the form of a request's tab, and the requested family, which the form must have."""
     form, family = of_tab(forms, request.text("tab")), request.text("family")
     if family not in form.configs:
         raise ConfigError("There is no such choice: load the page again.")

@@ -13,9 +13,9 @@ import { jump } from "./sections.js";
 
 const MAX_RESULTS = 12, MIN_SHARE = 0.6; // results shown at most; share of the typed letters that a near one must have
 const MIN_ROOM = 160; // pixels needed above the bottom bar to show some results
-// What users search for when a training does not fit.
+// Searches of users whose training does not fit.
 const LOW_MEMORY = "low vram oom cuda out of memory";
-// Words that users of other pages search for.
+// Terms of other programs that users search for.
 /** @type {Record<string, string>} */
 const KNOWN_AS = {
   network_dim: "dimension",
@@ -237,7 +237,7 @@ function mark(input, to) {
  */
 function take(input, number) {
   const entry = hits[number];
-  if (!entry) return; // the words stay, to be corrected
+  if (!entry) return; // keep the search text for corrections
   close(input);
   input.value = "";
   jump(entry.field.id);
@@ -251,7 +251,7 @@ function close(input) {
 }
 
 /**
- * Return the focus to what had it before the search.
+ * Return the focus to the element that had it before the search.
  * @param {HTMLInputElement} input
  * @param {HTMLElement} to
  */

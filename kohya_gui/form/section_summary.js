@@ -1,4 +1,4 @@
-// The line of a closed section: what is set in it that differs from the form's start, in words.
+// The line of a closed section: its settings that differ from the form's start.
 import { inEnglish } from "../i18n/words.js";
 import { all, find, isBox, make } from "../server/elements.js";
 import { family, fields, isFor } from "./inputs.js";
@@ -9,14 +9,14 @@ import { onSettled } from "./page.js";
 
 const PARTS = 8, LENGTH = 40; // parts of a summary, and characters of a value, at most
 
-// Values that say by themselves what they are: Cosine, AdamW8bit.
+// Values that need no label: Cosine, AdamW8bit.
 const ALONE = ["optimizer_type", "lr_scheduler", "loss_type"];
 const ADAPTER = ["network_module", "network_args"]; // shown as one type, with fields of its own
 
 const textOf = (/** @type {Node | string} */ piece) => (typeof piece === "string" ? piece : piece.textContent ?? "");
 
 /**
- * A value in words: the text of a choice, and of a path only its last part.
+ * A value for display: the text of a choice, the last part of a path.
  * @param {Field} field
  */
 function valueOf(field) {
@@ -30,7 +30,7 @@ function valueOf(field) {
 }
 
 /**
- * What a field is set to.
+ * The value of a field.
  * @param {Field} field
  */
 function partOf(field) {
@@ -53,7 +53,7 @@ function adapterOf(section, changed) {
 }
 
 /**
- * How compiling is set, and what it takes: the profile instead of its settings.
+ * The compiling profile instead of its settings, and its cost.
  * @param {Element} section
  * @param {Field[]} changed
  */
@@ -68,7 +68,7 @@ function compilingOf(section, changed) {
 }
 
 /**
- * Show in the header of a section what is set there.
+ * Show a section's settings in its header.
  * @param {Element} section
  * @param {Field[]} changed the fields that differ from the form's start
  */

@@ -51,8 +51,8 @@ POSITIONS = {section: at for at, (section, *_) in enumerate(entry for _, group i
 
 
 def visibility(families: Iterable[str]) -> str:
-    """The style rules by which a family's form hides fields that it does not have, or that have no effect there, and
-    sections that would unfold to nothing, as all that the family has there is rarely used."""
+    """Return the style rules by which a family's form hides fields that it does not have, or that have no effect there,
+    and sections that would unfold to nothing, as all that the family has there is rarely used."""
     rules = []
     for name in families:
         form = f'.settings:has(input[value="{name}"]:checked)'

@@ -4,7 +4,7 @@ import { family, fieldOf } from "./inputs.js";
 import { markRequired } from "./marks.js";
 import { onSettled, startOf, untouched } from "./page.js";
 
-const REFERENCES = "control_directory"; // what an edit learns from, besides its images
+const REFERENCES = "control_directory"; // inputs of an edit besides its images
 
 /**
  * Show the fields that apply to the current choice, and all that differ from their initial values.

@@ -1,4 +1,4 @@
-"""What a form opens with: per tab and family the preset that suits this machine's GPU, and the reason."""
+"""The start of a form: per tab and family the preset that suits this machine's GPU, and the reason."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from library.config.sections.compiling import LESS_IN_8_BITS
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 
-DEFAULTS = "defaults"  # the id of a start that sets nothing
+DEFAULTS = "defaults"  # id of a start without changes
 PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
 # Most processors take many times as long in bf16 and fp8.
 EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
@@ -47,19 +47,19 @@ class Gpu:
 
 
 def training_gpu() -> Gpu | None:
-    """The first GPU that trainings may use; its memory is unknown in some cases. None without a GPU."""
+    """Return the first GPU that trainings may use; its memory is unknown in some cases. None without a GPU."""
     first = gpu_slots.devices()[0]
     if first == gpu_slots.CPU:
         return None
     gpus = machine.GPUS.known()
     gpu = next((gpu for gpu in gpus if gpu.index == first), None)
-    if gpu is None and not first.upper().startswith("MIG"):  # named by its id, or not at all: it may be any of them
+    if gpu is None and not first.upper().startswith("MIG"):  # named by UUID or not at all, so it may be any of them
         gpu = min(gpus, key=lambda gpu: gpu.total, default=None)
     return Gpu(gpu.name, gpu.total, gpu.capability) if gpu else Gpu()
 
 
 def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[preset_files.Preset, MessageLike] | None:
-    """The preset to start with among those of one kind and family, and the reason; None if there is none."""
+    """Return the preset to start with among those of one kind and family, and the reason; None if there is none."""
     sized = sorted((preset for preset in ready if preset.gigabytes), key=lambda preset: preset.gigabytes)
     if not sized:
         why = "" if gpu else "No NVIDIA GPU found; this preset suits any GPU."
@@ -80,10 +80,10 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
 
 
 def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
-    """A preset on top of the defaults, as `presets.apply` makes it; without a GPU in float32 and without compiling,
-    which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have. A GPU
-    without fp8 has others timed, and one without bf16 computes in fp16. `notes` list the differences from the preset's
-    file."""
+    """Return a preset on top of the defaults, as `presets.apply` makes it; without a GPU in float32 and without
+    compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.
+    A GPU without fp8 has others timed, and one without bf16 computes in fp16. `notes` list the differences from the
+    preset's file."""
     config_of_preset, device = presets.apply(preset, config, now, notes), training_gpu()
     if device:
         return _as_the_gpu_can(config_of_preset, device.capability or FP8_CAPABILITY, notes)
@@ -126,7 +126,7 @@ def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[Messag
 
 
 def _in_fp16(config: Any, changes: JsonObject) -> Any:
-    """The same in fp16; None if the model or another option excludes that."""
+    """Return the config in fp16; None if the model or another option excludes that."""
     if families.facts_of(config.family).exceeds_fp16:
         return None
     try:
@@ -136,8 +136,8 @@ def _in_fp16(config: Any, changes: JsonObject) -> Any:
 
 
 def preset_sentence(preset: preset_files.Preset, gpu: Gpu | None) -> str:
-    """A preset's sentence, without what does not hold for this GPU: one with more memory has room for other
-    programs."""
+    """Return a preset's sentence without the parts that do not apply to this GPU: one with more memory has room for
+    other programs."""
     text = compile_summary.compiling_sentence(preset)
     needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE_GB)
     return text if needs_all else text.replace(f", {ALONE}", "")
@@ -145,7 +145,7 @@ def preset_sentence(preset: preset_files.Preset, gpu: Gpu | None) -> str:
 
 @dataclass(frozen=True)
 class Situation:
-    """What a recipe on top of a preset depends on: the model, the purpose, and the number of images."""
+    """The facts that a recipe on top of a preset depends on: the model, the purpose, and the number of images."""
 
     model: JsonMapping = field(default_factory=dict)  # values of options that identify the model
     purpose: str = ""
@@ -161,9 +161,9 @@ def preset_as_start(
     why: MessageLike = "",
     situation: Situation = Situation(),
 ) -> JsonObject:
-    """A preset as the page's scripts expect it: its title, and its differences from the defaults as values of fields;
-    with a name for the result and a `folder` for results, which presets leave open. On top of it comes the recipe for a
-    purpose."""
+    """Return a preset as the page's scripts expect it: its title, and its differences from the defaults as values of
+    fields; with a name for the result and a `folder` for results, which presets leave open. On top of it comes the
+    recipe for a purpose."""
     notes: list[MessageLike] = []
     preset_config, options = apply_preset(preset, config, {}, notes), options_of(config)
     model = draft(config, {**option_values(preset_config), **situation.model})
@@ -178,7 +178,7 @@ def preset_as_start(
     text = preset_sentence(preset, training_gpu())
     if preset_config.compile.keeps_by_budget:  # less than in the preset on a GPU without fp8
         text = re.sub(rf"\d+%{SHARE}", f"{preset_config.compile.compile_activation_budget:.0%}{SHARE}", text)
-    if with_references is not preset_config:  # without the figures, which are of images alone
+    if with_references is not preset_config:  # without the figures, which are for images without references
         sets = text.partition("; ")[0].split(", ")
         text = ", ".join(RECOMPUTES if SHARE in piece or piece == KEEPS_ALL else piece for piece in sets)
     if not preset_config.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
@@ -202,8 +202,8 @@ def preset_as_start(
 def with_room_for_references(
     config: Any, preset: preset_files.Preset, recipe: JsonMapping, notes: list[MessageLike]
 ) -> Any:
-    """The same with activations recomputed if edits would not fit beside a preset's activations: a reference image
-    takes as much memory as its image, and presets of models that also learn without one were measured so."""
+    """Return the same with activations recomputed if edits would not fit beside a preset's activations: a reference
+    image takes as much memory as its image, and presets of models that also learn without one were measured so."""
     gpu = training_gpu()
     is_larger = bool(gpu and machine.has_memory(gpu.memory, 2 * preset.gigabytes))
     learns_without = recipe.get("purpose") == "edit" and not config.control_images.least
@@ -218,7 +218,7 @@ def with_room_for_references(
 
 
 def starts(kind: str, configs: Mapping[str, type], folder: str = "") -> dict[str, JsonObject]:
-    """The starts of a tab's form by family; a family without a preset starts with the defaults."""
+    """Return the starts of a tab's form by family; a family without a preset starts with the defaults."""
     gpu, starts_by_family = training_gpu(), {}
     ready = preset_files.of_kind(kind, configs)  # once, as it reads all of their files
     for family, config in configs.items():
@@ -244,5 +244,5 @@ def bare(family: str) -> JsonObject:
 
 
 def loaded_as_start(name: str) -> JsonObject:
-    # Without values, everything that the config sets is shown as changed from the defaults.
+    # Without values, all settings of the config are shown as changed from the defaults.
     return {"id": "", "title": name, "text": "", "why": "", "values": {}}

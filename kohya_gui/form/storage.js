@@ -1,4 +1,4 @@
-// What the browser keeps of a form until its tab is closed.
+// The browser's copy of a form until its tab is closed.
 
 /**
  * The browser's storage until the tab is closed: stores `text`, or returns the stored one.
@@ -20,7 +20,7 @@ export function store(key, text) {
 export const base = (tab) => store(`${tab}-base`) ?? "{}";
 
 /**
- * The path in the field of the config, and which config was opened: as they are, or as they were before a reload.
+ * The path in the config field, and the opened config: current, or from before a reload.
  * @param {string} tab
  * @param {{ path: string, opened: string }} [file] replaces them
  * @returns {{ path: string, opened: string }}

@@ -120,8 +120,8 @@ const idle = () =>
 let loaded = { act: "load", path: "", more: {} };
 
 /**
- * Unanswered requests, with the form's values when the button was last pressed: pressing it again sends no second
- * request unless something has changed meanwhile.
+ * Pending requests, with the form's values when the button was last pressed: pressing it again sends no second request
+ * unless something has changed meanwhile.
  * @type {Map<string, string>}
  */
 const pending = new Map();
@@ -159,7 +159,7 @@ let queueing = Promise.resolve();
 const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.startsWith('<div class="message good"');
 
 /**
- * Do what a button does. Returns whether the form was filled in.
+ * Perform a button's action. Returns whether the form was filled in.
  * @param {HTMLElement} training
  * @param {string} act
  * @param {Record<string, unknown>} [more] to send in addition
@@ -167,7 +167,7 @@ const hasBegun = (act, { message = "" }) => STARTS.includes(act) && message.star
 async function press(training, act, more = {}) {
   const { tab = "" } = training.dataset, isCheck = CHECKS.includes(act), isLoad = act === "load" || act === "upload";
   const path = pathField(training).value, now = `${sentOf(tab)}\n${path}`;
-  // Each form that is queued is one to train: a later one does not replace another whose check takes long.
+  // Every queued form is trained: a later one does not replace another whose check takes long.
   const which = isLoad ? `load ${++loads}` : act === "later" ? `later ${now}` : act;
   const doing = `${tab} ${which}`, loadNumber = loads;
   if (pending.has(doing)) return pressAgain(training, doing, now);
@@ -214,14 +214,14 @@ export function loadConfig(training, path) {
 }
 
 /**
- * Whether an answer of a check is still to come.
+ * Whether a check is pending.
  * @param {string} tab
  */
 const isChecking = (tab) =>
   [...pending.keys()].some((doing) => CHECKS.some((act) => doing.startsWith(`${tab} ${act}`)));
 
 /**
- * Deal with the problems of a form that was changed during its check.
+ * Handle the problems of a form that was changed during its check.
  * @param {HTMLElement} training
  * @param {string} act
  * @param {string} replaced the form that was sent, where a button was pressed for another one since

@@ -51,7 +51,7 @@ Answer = JsonObject
 
 
 class TrainingTab:
-    """A training tab: its contents, and the actions of its buttons. Everything it remembers between clicks is on
+    """A training tab: its contents, and the actions of its buttons. All state between clicks is on
     screen."""
 
     def __init__(self, tab: Tab, roots: Sequence[Path]) -> None:
@@ -128,7 +128,7 @@ class TrainingTab:
             return {}
 
     def _fix(self, sent: str, problem: Problem) -> Mapping[str, bool | str]:
-        """The fix for a problem, as values of fields."""
+        """Return the fix for a problem, as values of fields."""
         submission = self.form.parse_submission(sent)
         fix_values = self.form.shown(submission.family, working_fix(problem, self.form.lenient_config(submission)))
         return (
@@ -138,13 +138,13 @@ class TrainingTab:
         )
 
     def _shown_fix(self, family: str, finding: JsonMapping) -> Mapping[str, bool | str]:
-        """The fix for a finding, as values of fields; a number beyond its limits becomes the preset's."""
+        """Return the fix for a finding, as values of fields; a number beyond its limits becomes the preset's."""
         if finding["code"] == LIMITS:
             return {**self.form.shown(family, finding["fix"]), **self._preset_value(family, finding["option"])}
         return self.form.shown(family, finding["fix"])
 
     def _preset_value(self, family: str, name: str) -> Mapping[str, bool | str]:
-        # Empty if the preset leaves the option open.
+        # Empty if the preset does not set the option.
         return start_preset.value(self.tab.id, self.tab.configs[family], name)
 
     # ---- the actions of the buttons
@@ -183,7 +183,7 @@ class TrainingTab:
         return {"message": messages.good(queue.queued_sentence(entry), notes)}
 
     def _objections(self, submission: Submission, report: isolated.Report, act: str) -> str:
-        """What keeps a button (`act`) from starting or queueing a training, as HTML, or ""."""
+        """Return the reason why a button (`act`) does not start or queue a training, as HTML, or ""."""
         if isolated.findings_to_fix(report):
             return self._report(report, submission.family)
         uncaptioned = isolated.find_caption_warning(report)
@@ -196,8 +196,7 @@ class TrainingTab:
         return {"message": self._report({**report, "findings": [*hints, *report["findings"]]}, submission.family)}
 
     def check_form(self, sent: str) -> tuple[Submission, Any, list[MessageLike], isolated.Report]:
-        """A form -> its contents, its config, notes about it, and the preflight report. Call this before any start or
-        queueing.
+        """Return a form's contents, config, notes and preflight report. Call this before any start or queueing.
 
         The report has all problems, of the form itself as well as of what it names; ineffective options only if the
         user has typed them. Tokens in the form are stored in their own file.
@@ -209,7 +208,7 @@ class TrainingTab:
         return submission, reading.config, notes, isolated.without_ineffective(report, submission.typed)
 
     def read_form(self, sent: str) -> tuple[Submission, Reading[Any], list[MessageLike]]:
-        """A form -> its contents, its reading for a training, and notes; tokens are stored in their own file."""
+        """Return a form's contents, its reading for a training, and notes; tokens are stored in their own file."""
         submission = self.form.parse_submission(sent)
         reading = paths.within_roots(self.form.reading(submission), self.roots)
         return submission, reading, [*reading.notes, *adding.keep_keys(reading.config)]
@@ -261,7 +260,7 @@ class TrainingTab:
         return {"message": messages.good(sentence, [*notes, *lost]), "file": file}
 
     def _prompts(self, name: str | None) -> str:
-        """The text of a prompt file, which kohya_ss stores in its JSON; "" if the page may not read the file."""
+        """Return the text of a prompt file, which kohya_ss stores in its JSON; "" if the page may not read the file."""
         try:
             return read_outside_text(paths.readable(name, self.roots, (".txt",)))
         except ConfigError:
@@ -294,7 +293,7 @@ class TrainingTab:
             raise ConfigError(*error.problems, *self._other_tab(path, submission.family)) from None
 
     def _other_tab(self, path: Path, family: str) -> Iterator[Problem]:
-        """A hint that a file that does not fit here would fit in another tab."""
+        """Yield a hint that a file that does not fit here would fit in another tab."""
         for tab in TABS:
             if tab.kind != self.tab.kind:
                 try:
@@ -307,7 +306,7 @@ class TrainingTab:
 
 
 def _kohya_ss_json(sent: Any) -> JsonObject | None:
-    """The kohya_ss JSON that a browser has kept, if it is valid."""
+    """Return the kohya_ss JSON that a browser has kept, if it is valid."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         contents = json.loads(sent)
         if isinstance(contents, dict) and importers.is_foreign_config(contents):

@@ -1,4 +1,4 @@
-"""Which training tabs there are: the kind of training of each, and the options on top of its form."""
+"""The training tabs: the kind of training of each, and the options on top of its form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,8 @@ class Tab:
 
 
 def _rows(*rows: str) -> dict[str, int]:
-    """The widths of options in rows below the base model: equal ones, except of options written as name:width."""
+    """Return the widths of options in rows below the base model: equal ones, except of options written as
+    name:width."""
     widths = {finding.MODEL_OPTION: ROW_WIDTH}
     for row in rows:
         for part in row.split():
@@ -106,13 +107,13 @@ FIRST_KIND = TABS[0].id  # open on a first visit
 
 
 def tab_of_kind(kind: str, has_data_file: bool) -> str:
-    """The tab of a kind of training, whose images a file may describe."""
+    """Return the tab of a kind of training, whose images a file may describe."""
     if kind != "finetune":
         return kind
     return "finetune" if has_data_file else "dreambooth"
 
 
 def in_order_of_kohya_ss() -> list[Tab]:
-    """The tabs in the order in which users of kohya_ss look for them; what it does not have comes last."""
+    """Return the tabs in kohya_ss's order, followed by those that it lacks."""
     order = ("dreambooth", "lora", "textual-inversion", "finetune", "lllite")
     return sorted(TABS, key=lambda tab: order.index(tab.id))

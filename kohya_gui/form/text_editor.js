@@ -11,13 +11,13 @@ import { show } from "./tab.js";
 
 /** @typedef {{ verdict: "ok" | "hint" | "bad", text: string, line: number }} Finding `line` is 0 if it is about none */
 
-const PAUSE = 350; // milliseconds without typing before a look at the text
+const PAUSE = 350; // milliseconds without typing before the text is checked
 const SIGNS = { ok: "✓", hint: "!", bad: "✗" };
 
 /** The dialog; one for the whole page, built on first use. */
 class TextEditor {
   tab = "";
-  written = ""; // the text that the form had
+  written = ""; // the form's text at the start
   begin = countRequests();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   timer;
@@ -110,7 +110,7 @@ class TextEditor {
   }
 
   /**
-   * Ask the server about the text, and show what it finds unless the text has changed meanwhile.
+   * Have the server check the text, and show the problems unless the text has changed meanwhile.
    * @param {"text_look" | "text_check"} name
    */
   async request(name) {

@@ -38,8 +38,8 @@ class TextEditor:
         return {"text_of": self.write, "text_look": self.look, "text_check": self.check, "text_take": self.take}
 
     def write(self, request: ApiRequest) -> JsonObject:
-        """The form as Save would write it; `source` is the text that it was loaded from. Values that cannot be read are
-        left out, with a note."""
+        """Return the form's text as Save would write it; `source` is the text that it was loaded from. Unreadable
+        values are left out, with a note."""
         tab, submission = self._parse(request)
         reading = read_layers(tab.form.configs[submission.family], [Layer(submission.values)])
         text = to_commented_toml(request.text("source"), reading.config, presets.comment(reading.config))
@@ -47,7 +47,7 @@ class TextEditor:
         return {"text": text, "note": left_out if reading.wrong else ""}
 
     def look(self, request: ApiRequest) -> JsonObject:
-        """All that is wrong with a text by itself, each with its line; for while it is edited."""
+        """Return the problems of the text itself, each with its line, while it is edited."""
         tab, submission = self._parse(request)
         text = request.text("text")
         try:
@@ -57,7 +57,7 @@ class TextEditor:
         return {"findings": [*_findings(loading.config_problems(tab.form, imported, self.roots, {}), text)]}
 
     def check(self, request: ApiRequest) -> JsonObject:
-        """What Check says of a form with this text."""
+        """Return the report of Check for a form with this text."""
         tab, submission = self._parse(request)
         text = request.text("text")
         config = self._read(tab, submission, text).config
@@ -113,7 +113,7 @@ def _findings(problems: Iterable[Problem], text: str) -> Iterator[JsonObject]:
 
 
 def _finding(problem: MessageLike, text: str, verdict: str) -> JsonObject:
-    """A problem for the list beside a text: its sentence, and the line that it is about, 0 if there is none."""
+    """Return a problem for the list beside a text: its sentence and its line, 0 if it has none."""
     sentence: Any = problem
     if isinstance(problem, Problem):
         arguments = {"path": NAME} if str(problem.arguments.get("path", "")).endswith(".toml") else {}

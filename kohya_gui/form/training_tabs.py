@@ -35,7 +35,7 @@ class TrainingTabs:
         return {"form": self.show}
 
     def place(self, tab: str) -> None:
-        """The place of a tab. Call it inside `gr.Blocks`."""
+        """Create the placeholder of a tab. Call it inside `gr.Blocks`."""
         container = f'<div class="training" data-tab="{tab}" data-mark="{self.mark}"></div>'
         gr.HTML(container, js_on_load="window.kohya.mountTraining(element)", apply_default_css=False)
 
@@ -47,7 +47,7 @@ class TrainingTabs:
         return of_tab(self.tabs, request.text("tab")).press(request)
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """The contents of a tab."""
+        """Return the contents of a tab."""
         headers = {"cache-control": "private, max-age=31536000, immutable"}
         tab = of_tab(self.tabs, query.get("tab", ""))
         with self.making:

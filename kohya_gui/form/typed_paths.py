@@ -17,8 +17,8 @@ IN_PLACE = "data:"  # the beginning of an inlined image
 def find_path_problems(
     options: Mapping[str, Option], values: Mapping[str, object], roots: Sequence[Path], typing: str
 ) -> dict[str, Problem]:
-    """The problems of the paths among a form's values, by option. `typing` is the option whose field is being edited:
-    the beginning of an existing path is no mistake there."""
+    """Return the problems of the paths among a form's values, by option. `typing` is the option whose field is being
+    edited: the beginning of an existing path is no mistake there."""
     problems: dict[str, Problem] = {}
     for name, option in options.items():
         text = option.path_in(values.get(name) or "").strip()
@@ -58,7 +58,7 @@ def leads_to(text: str, roots: Sequence[Path]) -> bool:
 
 
 def is_begun(path: Path) -> bool:
-    """Whether something exists whose name begins like the path."""
+    """Return whether something exists whose name begins like the path."""
     try:
         begin = os.path.normcase(path.name)
         return any(os.path.normcase(name).startswith(begin) for name in os.listdir(path.parent))
@@ -67,7 +67,7 @@ def is_begun(path: Path) -> bool:
 
 
 def _unwritable(option: Option, path: Path) -> Problem | None:
-    """Why a training cannot create a folder or file there; None if it can."""
+    """Return the problem if a training cannot create this folder or file."""
     nearest = nearest_existing(path)
     if nearest is None:
         return Problem(option.name, ": there is no {drive} here; choose a folder on another disk", drive=path.anchor)

@@ -1,4 +1,4 @@
-// Undo and Redo: the buttons, the keys, and what they say.
+// Undo and Redo: the buttons, the keys, and the messages.
 import { say } from "../i18n/sentences.js";
 import { inEnglish } from "../i18n/words.js";
 import { all, around, find, isBox, isField, make } from "../server/elements.js";
@@ -14,10 +14,10 @@ import { source } from "./storage.js";
 
 // Fields whose changes are undone.
 const SETTINGS = "[data-option], [data-launch], [data-argument], .kinds, [name=family]";
-const NAMED = 3; // settings that are named at most
+const NAMED = 3; // maximum settings named in a message
 
 /**
- * What is different in a form now, in sentences.
+ * Describe the changes in a form.
  * @param {HTMLFormElement} where
  * @param {Copy} before
  * @param {Copy} after
@@ -43,7 +43,7 @@ function sentencesOf(where, before, after) {
 }
 
 /**
- * Undo the last change, or redo the one undone last, and say what is as it was.
+ * Undo the last change, or redo the last undone one, and report the restored settings.
  * @param {string} tab
  * @param {"done" | "undone"} from
  */

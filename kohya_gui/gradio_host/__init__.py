@@ -1,1 +1,1 @@
-"""What hosts the page in Gradio, and works around it: its import, routes, scripts and styles, and its theme."""
+"""The page inside Gradio, and workarounds for it: import, routes, scripts, styles and theme."""

@@ -39,7 +39,7 @@ class Assets:
         self.files |= page_files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answer an ASGI request."""
         path = scope.get("path", "")
         file = self.files.get(path)
         if file is None or scope["type"] != "http" or scope["method"] != "GET":
@@ -61,7 +61,7 @@ class Assets:
 
 @lru_cache(maxsize=512)
 def contents(file: Path | bytes, packed: bool) -> bytes:
-    """A file or text as it is sent. It is read once, so that it matches the hash in its address."""
+    """Return a file or text as sent. It is read once, so that it matches the hash in its address."""
     if packed:
         return gzip.compress(contents(file, False), 6)
     if not isinstance(file, Path):
@@ -71,7 +71,8 @@ def contents(file: Path | bytes, packed: bool) -> bytes:
 
 
 def content_type(name: str) -> str:
-    """The content type of a file. For .js Windows looks into its registry, which any program may have changed."""
+    """Return the content type of a file. For .js Windows looks into its registry, which any program may have
+    changed."""
     types = {
         ".js": "text/javascript; charset=utf-8",
         ".css": "text/css; charset=utf-8",

@@ -1,4 +1,4 @@
-"""Import Gradio and build a page with it without work whose result the page does not use."""
+"""Import Gradio and build a page without the work that the page does not need."""
 
 import importlib.machinery
 import importlib.util
@@ -41,7 +41,7 @@ class LightGradio:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec with another loader; None for all other modules."""
+        """Return the module's spec with another loader; None for all other modules."""
         if fullname not in self.left:
             return None
         self.left.discard(fullname)

@@ -31,8 +31,8 @@ def find_needed_files(kinds: Iterable[str]) -> list[str]:
 
 
 def head(names: Iterable[str]) -> tuple[str, str, dict[str, bytes]]:
-    """The lines of a page's head that request these files: first scripts, and then style sheets, which come behind
-    Gradio's own head; and the contents of additional addresses.
+    """Return the lines of a page's head that request these files: first scripts, and then style sheets, which come
+    behind Gradio's own head; and the contents of additional addresses.
 
     The style sheets are merged. Gradio's scripts load none that the page links to: these links are disabled.
     """
@@ -62,7 +62,7 @@ def _read_imports(name: str) -> list[str]:
 
 
 def _component_files(core: str, kinds: Iterable[str]) -> list[str]:
-    """The files of components by their kind, such as "textbox"."""
+    """Return the files of components by their kind, such as "textbox"."""
     text, imports, names = _text(core), _read_imports(core), []
     for kind in kinds:
         start = re.search(rf"[,{{]{re.escape(kind)}:\{{", text)

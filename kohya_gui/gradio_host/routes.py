@@ -49,7 +49,7 @@ class Protected:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answer an ASGI request, or pass it on."""
 
         async def protected(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -69,7 +69,7 @@ class Routes:
         self.app, self.prefix = app, prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answer an ASGI request, or pass it on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -89,8 +89,8 @@ def is_visited(scope: Scope, path: str) -> bool:
 
 
 def explained(scope: Scope, send: Send) -> Send:
-    """A `send` that replaces 404 by how to start the page: usually a proxy serves it under a path that it was not
-    started with."""
+    """Return a `send` that replaces 404 by advice for starting the page: usually a proxy serves it under a path that it
+    was not started with."""
     missing = False
 
     async def tell(message: Any) -> None:
@@ -108,5 +108,5 @@ def explained(scope: Scope, send: Send) -> Send:
 
 
 def is_open(method: str, path: str) -> bool:
-    # The page reads with GET and acts with POST; other methods are refused.
+    # The page reads with GET and acts with POST; all other methods are refused.
     return method in ("GET", "HEAD", "POST") and not path.startswith(API) and not NEVER.fullmatch(path)

@@ -17,7 +17,7 @@ SHEETS = sorted(
 )
 THEME_HEAD = "".join(f"<style>{sheet.read_text(encoding='utf-8')}</style>" for sheet in SHEETS)
 
-# Each of these has a twin for dark mode in Gradio; ours follow the mode by themselves.
+# Gradio has a separate dark variant of each; our colours follow the mode by themselves.
 THEME_VARIABLES = {
     "body_background_fill": "var(--ground)",
     "body_text_color": "var(--text)",

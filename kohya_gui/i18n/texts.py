@@ -23,7 +23,7 @@ CATALOGUES_FOLDER = Path(__file__).parent / "words"
 # Why: docs/decisions/2026-11-20-english-in-the-sources.md
 @cache
 def load_catalogue(language: str) -> Mapping[str, str]:
-    """The catalogue of a language: English templates -> translations. Raises ConfigError if there is none."""
+    """Return the catalogue of a language: English templates -> translations. Raises ConfigError if there is none."""
     from babel.messages.pofile import read_po  # only needed for languages other than English
 
     if language not in LANGUAGES or language == "en":
@@ -43,7 +43,7 @@ def _template_pairs(english: str | Sequence[str], words: str | Sequence[str]) ->
 
 
 def handlers() -> dict[str, Handler]:
-    """Handlers of requests from the page's scripts."""
+    """Return handlers of requests from the page's scripts."""
 
     def words(request: ApiRequest) -> JsonObject:
         return {"words": load_catalogue(request.text("language"))}

@@ -86,7 +86,7 @@ async function start(kind) {
  */
 async function act(name, question) {
   const isNewest = beginAct(), tell = (/** @type {"" | "bad"} */ kind, /** @type {string} */ text) =>
-    void (isNewest() && showMessage(answer(), kind, text)); // the answer to a later press stays
+    void (isNewest() && showMessage(answer(), kind, text)); // keep the answer to a later press
   try {
     const { job } = await ask(name, question);
     tell("", "");

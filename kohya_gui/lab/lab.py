@@ -1,4 +1,4 @@
-"""The Lab: what this machine can do, how fast a model trains on it, and where the time goes.
+"""The Lab: checks this machine, times the training of a model, and profiles a step.
 
 Each button runs a command in a separate process; lab.js shows the results in its files, even after a reload of the
 page.
@@ -65,7 +65,7 @@ class LabTab:
     # ---- requests of the script
 
     def look(self, request: ApiRequest) -> JsonObject:
-        """The list of measurements, and the selected one: the newest if none is named."""
+        """Return the list of measurements, and the selected one: the newest if none is named."""
         measurements = jobs.jobs_of_kinds(*JOB_TITLES)[:MAX_LISTED]
         chosen = next(
             (job for job in measurements if job.id == request.text("job")), measurements[0] if measurements else None
@@ -86,7 +86,7 @@ class LabTab:
         return {"job": jobs.stop_job(jobs.find_job(request.text("job")), at_once=True).id}
 
     def apply(self, request: ApiRequest) -> JsonObject:
-        """The best options of a measurement, as values of a tab's fields."""
+        """Return the best options of a measurement, as values of a tab's fields."""
         tab, job = request.text("tab"), jobs.find_job(request.text("job"))
         options = advised_options(job, request.number("number"))
         configs = of_tab(self.forms, tab).configs.values()
@@ -104,7 +104,7 @@ class LabTab:
         }
 
     def _command(self, kind: str, request: ApiRequest) -> list[str]:
-        """The command line of a bench or a profile. Values from the browser only select among known ones."""
+        """Return the command line of a bench or a profile. Values from the browser only select among known ones."""
         model, sizes, batch = request.text("model"), request.text("sizes").strip(), request.number("batch", 1, 64)
         extent, ways = request.text("extent", "step"), request.text("ways", "usual")
         if extent not in EXTENTS or ways not in BENCH_CHOICES or not (model in MODELS or model in self.forms):
@@ -114,7 +114,7 @@ class LabTab:
             raise ConfigError(
                 "Image sizes: write multiples of 64 from 64 to 8192, separated by commas, such as 512, 1024."
             )
-        if batch < 1 and model in MODELS:  # a form has its own, and the field is locked
+        if batch < 1 and model in MODELS:  # a form has its own, so the field is locked
             raise ConfigError("Batch size: this must be at least 1.")
         command = ["bench", *(MODELS[model][1] if model in MODELS else self._written(model, request))]
         resolutions = sizes.replace(" ", "").split(",")[: 1 if kind == "profile" else None]  # a profile takes one size
@@ -125,7 +125,7 @@ class LabTab:
         )
 
     def _written(self, tab: str, request: ApiRequest) -> list[str]:
-        """A form as a TOML file for the command; its model has to exist, its images need not."""
+        """Return a form as a TOML file for the command; its model has to exist, its images need not."""
         config, _ = self.forms[tab].collect(self.forms[tab].parse_submission(request.text("form")))
         if not config.model.pretrained_model_name_or_path:
             raise ConfigError("The {titles} form names no base model: fill that in first.", titles=self.titles[tab])
@@ -171,14 +171,14 @@ def begun(kind: str, arguments: Sequence[str]) -> str:
 
 
 def job_title(job: jobs.BackgroundJob) -> Message:
-    """Kind, time and subject, for the list."""
+    """Return kind, time and subject, for the list."""
     when = dates.moment(job.started)
     subject = report.subject_title(job.result.get("subject", {}))
     return join_messages([piece for piece in (JOB_TITLES.get(job.kind, job.kind), when, subject) if piece], " · ")
 
 
 def view(job: jobs.BackgroundJob) -> JsonObject:
-    """A measurement for display: words and shares, so that the script only has to show them."""
+    """Return a measurement for display: words and shares, so that the script only has to show them."""
     word, mood = STATES.get(job.state, (job.state, "calm"))
     end = job.facts.get("ended") or (time.time() if job.active else 0)
     log = job.log_end if job.state in ("failed", "interrupted") else reader.LogEnd("", "")
@@ -200,13 +200,13 @@ def view(job: jobs.BackgroundJob) -> JsonObject:
         str(result.get("kind"))
     )
     shown_body = body(result) if body else None
-    if shown_body and job.kind == "bench" and job.active:  # what is not measured yet may be faster
+    if shown_body and job.kind == "bench" and job.active:  # unmeasured settings may be faster
         shown_body |= {"verdict": "", "apply": False}
     return {**shown, "body": shown_body, "folder": str(job.folder)}
 
 
 def bench_bars(result: JsonMapping) -> JsonObject:
-    """Bars for each part and size, the whole step first, and the verdict."""
+    """Return bars for each part and size, the whole step first, and the verdict."""
     best = result.get("best") or {}
     failed = [row for row in result["results"] if row["status"] != "ok"]
     return {
@@ -239,7 +239,7 @@ def _bar_as_json(result: JsonMapping, bar: chart.Bar) -> JsonObject:
 
 
 def profile_details(result: JsonMapping) -> JsonObject:
-    """Where the time goes, the verdict, and the longest operations."""
+    """Return where the time goes, the verdict, and the longest operations."""
     counts = [ngettext("{count} cast", "{count} casts", result["casts"])]
     template = "A step takes {time}; {counts}"
     shares = {}
@@ -266,7 +266,7 @@ def profile_details(result: JsonMapping) -> JsonObject:
 
 
 def doctor(result: JsonMapping) -> JsonObject:
-    """The findings, with the recommended settings last."""
+    """Return the findings, with the recommended settings last."""
     findings = result["findings"]
     healthy = "This machine can train." if result["healthy"] else "This machine cannot train: fix the lines marked ✗."
     return {
@@ -277,7 +277,7 @@ def doctor(result: JsonMapping) -> JsonObject:
 
 
 def compiled_code(result: JsonMapping) -> JsonObject:
-    """The contents of the compile cache."""
+    """Return the contents of the compile cache."""
     total = sum(folder["bytes"] for folder in result["kept"])
     template = "{size} GB of compiled code in {folder}"
     sizes = {"size": f"{total / 1e9:.2f}", "folder": result["folder"]}
@@ -291,11 +291,11 @@ def compiled_code(result: JsonMapping) -> JsonObject:
 
 
 def advised_options(job: jobs.BackgroundJob, number: int) -> JsonObject:
-    """The options that a measurement recommends; for a profile, those of the finding with this number."""
+    """Return the options that a measurement recommends; for a profile, those of the finding with this number."""
     result = job.result
     if result.get("kind") == "bench":
         best = (result.get("best") or {}).get("candidate", "")
-        # Look them up by name instead of trusting the file: only known settings go into a form.
+        # Do not trust the file: only known settings go into a form.
         return candidates.NAMED[best].chosen() if best in candidates.NAMED else {}
     if result.get("kind") == "profile":
         options = result["verdict"][number]["options"] if number < len(result["verdict"]) else {}

@@ -37,7 +37,7 @@ HEAD = (
 
 
 def header(title: str, mark: str, kinds: Iterable[str]) -> str:
-    """The top of the page: its name, links and switches. The row of rooms is moved into it by frame.css.
+    """Return the top of the page: its name, links and switches. The row of rooms is moved into it by frame.css.
 
     tab.js loads the forms of `kinds` with `mark`, also where the page is opened in a room without a form.
     """

@@ -27,7 +27,7 @@ MAX_FILES = 12  # files in one download
 
 
 def download_button(label: str) -> str:
-    """The button below a base model's field."""
+    """Return the button below a base model's field."""
     about = Message("Find or download a model: {label}", label=label)
     return (
         f'<button type="button" class="find-models" aria-label="{about}"{data(about)}>'
@@ -53,7 +53,8 @@ class ModelsApi:
         }
 
     def look(self, request: ApiRequest) -> JsonObject:
-        """The models of a family on this computer, and the downloads offered. No request leaves this computer."""
+        """Return the models of a family on this computer, and the downloads offered. No request leaves this
+        computer."""
         form, family = requested_family(self.forms, request)
         folder, named = self._folder(request), request.text("named")
         usable = [model for model in self._found(folder, named) if model.uses.get(family)]
@@ -80,7 +81,7 @@ class ModelsApi:
         }
 
     def beside(self, request: ApiRequest) -> JsonObject:
-        """The text encoders and VAE beside a base model, for the empty fields among them."""
+        """Return the text encoders and VAE beside a base model, for the empty fields among them."""
         form, submission = requested_submission(self.forms, request)
         model = paths.allowed_path(
             str(submission.values.get(finding.MODEL_OPTION) or ""), self.roots, finding.MODEL_OPTION
@@ -91,8 +92,8 @@ class ModelsApi:
         return {"values": {name: str(path) for name, path in part_files.items()}}
 
     def _parts(self, model: Path, family: str, options: list[str]) -> dict[str, Path]:
-        """The files for these options: in the model's folder, or else in the folders beside it, as programs that sort
-        models by kind have them."""
+        """Return the files for these options: in the model's folder, or else in the folders beside it, as programs that
+        sort models by kind have them."""
         part_files: dict[str, Path] = {}
         named = [file.path.rpartition("/")[2] for offer in families.facts_of(family).hub_models for file in offer.files]
         for folder in (model.parent, model.parent.parent):
@@ -112,7 +113,7 @@ class ModelsApi:
         return part_files
 
     def ask(self, request: ApiRequest) -> JsonObject:
-        """The hub's answer about a repository, or about files: sizes, paths, and licences to accept."""
+        """Return the hub's answer about a repository, or about files: sizes, paths, and licences to accept."""
         folder = self._folder(request)
         if name := request.text("repository").strip():
             hub_files = [*hub.repository(repository_of(name) or name).files.values()]
@@ -137,7 +138,7 @@ class ModelsApi:
         return {"files": files, "closed": closed, "free": free_space(folder), "token": bool(hub.token())}
 
     def get(self, request: ApiRequest) -> JsonObject:
-        """Start a download. The target folder is checked before, and the paths of the files are known afterwards."""
+        """Start a download. The target folder is checked first; the answer has the paths of the files."""
         refuse_second("models")
         folder, names = self._folder(request), self._names(request)
         for text in names:
@@ -157,7 +158,7 @@ class ModelsApi:
         return {"said": Message(template, name=option_name("huggingface_token"), folder=keys.keys_file())}
 
     def _folder(self, request: ApiRequest) -> Path:
-        """The folder for models: the one sent, or the default. It need not exist yet."""
+        """Return the folder for models: the one sent, or the default. It need not exist yet."""
         text = request.text("folder").strip() or str(self.roots[0].joinpath(*MODELS_FOLDER))
         path = paths.allowed_path(text, self.roots, DOWNLOAD_FOLDER_LABEL, is_new=True)
         if path.exists() and not path.is_dir():
@@ -175,8 +176,8 @@ class ModelsApi:
         return names
 
     def _found(self, folder: Path, named: str) -> list[finding.FoundModel]:
-        """The models in the usual folders, in this folder and beside the named model, as far as the page may read
-        them."""
+        """Return the models in the usual folders, in this folder and beside the named model, as far as the page may
+        read them."""
         try:
             beside = finding.find_models([paths.allowed_path(named, self.roots).parent], deepest=0)
         except ConfigError:

@@ -26,11 +26,11 @@ from library.trainings import reopening
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 DOCTOR = [sys.executable, "-m", "library.cli.main", "doctor", "--json", "--quick"]
-DOCTOR_TIMEOUT = 120  # seconds; it imports PyTorch
+DOCTOR_TIMEOUT = 120  # seconds, as it imports PyTorch
 
 
 def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> str:
-    """The buttons for a run in its present state; for a run that was asked to stop, how it stops."""
+    """Return the buttons for a run in its present state; for a run that was asked to stop, how it stops."""
     answer_text: MessageLike = ""
     hints: dict[str, MessageLike] = {}
     if run.active:
@@ -48,7 +48,7 @@ def buttons(run: reader.RecordedRun, other_runs: list[reader.RecordedRun]) -> st
         if queue.can_resume(run, other_runs):
             words, hints["resume"] = resume.describe_resume(run)
             shown = [("resume", words, "primary"), *shown]
-        if resume.fails_again(run):  # so the settings come first
+        if resume.fails_again(run):  # so the settings button comes first
             shown = [(act, words, "primary" if act == "open" else "") for act, words, _ in shown]
             shown.sort(key=lambda button: button[0] != "open")
     buttons_html = "".join(
@@ -78,7 +78,7 @@ def _title_html(hint: MessageLike) -> str:
 
 
 def _has_prompts(sample_settings: JsonMapping) -> bool:
-    """Whether a run has prompts to sample, according to its section of samples."""
+    """Return whether a run has prompts to sample, according to its section of samples."""
     return sample_settings.get("sample_images", True) is not False and bool(
         sample_settings.get("sample_prompts") or sample_settings.get("sample_from_captions")
     )
@@ -90,9 +90,8 @@ def _can_be_tried(run: reader.RecordedRun) -> bool:
 
 
 class RunActions:
-    """What the panel asks for and /api/v1 does not have: settings as a form shows them, and files to download.
-
-    It trusts nothing that it receives.
+    """Requests of the panel beyond /api/v1: settings as a form shows them, and files to download. Does not trust its
+    input.
     """
 
     def __init__(self, forms: Mapping[str, SettingsForm], roots: Sequence[Path] = ()) -> None:
@@ -110,7 +109,7 @@ class RunActions:
         return {"learned": samples.show_learned, "original": self.original, "bundle": self.bundle}
 
     def open_settings(self, request: ApiRequest) -> JsonObject:
-        """The settings of a run, or of an entry of the queue, for the form of their tab."""
+        """Return the settings of a run, or of an entry of the queue, for the form of their tab."""
         if name := request.text("entry"):
             entry = queue.read_queue().find(name)
             job = queue.job_of_entry(entry)
@@ -119,11 +118,11 @@ class RunActions:
         return self._opened(reopening.started_config(run), resume.run_launch_options(run), run.id)
 
     def original(self, query: Mapping[str, str]) -> Response:
-        """The image that a sample was made from."""
+        """Return the image that a sample was made from."""
         return samples.show_original(query, self.roots)
 
     def bundle(self, query: Mapping[str, str]) -> Response:
-        """The support bundle of a run, as a download."""
+        """Return the support bundle of a run, as a download."""
         run = reader.existing_run(query.get("run", ""))
         archive = bundle.bundle_run(run, _doctor())
         name = f"support-{time.strftime('%Y%m%d-%H%M%S')}.zip"
@@ -131,7 +130,7 @@ class RunActions:
         return Response(archive, media_type="application/zip", headers=headers)
 
     def _opened(self, opened: reopening.Reopened, launch: JsonMapping, name: str) -> JsonObject:
-        """A config for the form of its tab, with its `launch` settings, and the name of its source."""
+        """Return a config for the form of its tab, with its `launch` settings, and the name of its source."""
         config = opened.config
         tab = tab_of_kind(config.kind, bool(config.data.in_json or config.data.dataset_config))
         filled = self.forms[tab].fill(config, start_preset.loaded_as_start(name))
@@ -140,7 +139,7 @@ class RunActions:
 
 
 def _doctor() -> str:
-    """The output of `kohya doctor` on this machine."""
+    """Return the output of `kohya doctor` on this machine."""
     try:
         return subprocess.run(
             DOCTOR,

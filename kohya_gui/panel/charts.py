@@ -1,4 +1,4 @@
-"""The curves of the live panel as SVG, so that no library has to be loaded to show them."""
+"""The curves of the live panel as SVG, which needs no library."""
 
 import html
 import math
@@ -17,7 +17,7 @@ MAX_RATES = 3  # learning rates shown at most
 
 
 def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()) -> str:
-    """The loss of each step, and smoothed."""
+    """Return the chart of the loss: each step, and smoothed."""
     if len(curve) < 2:
         return ""
     points = _thin_out_rows(curve)
@@ -42,7 +42,7 @@ def chart(curve: Sequence[tuple[int, float, float]], resumed: Sequence[int] = ()
 
 
 def rate_chart(rates: Sequence[tuple[int, dict[str, float]]], resumed: Sequence[int] = ()) -> str:
-    """The learning rates; those that are always equal are one line."""
+    """Return the chart of learning rates; rates that are always equal share a line."""
     rows = _thin_out_rows([row for row in rates if row[1]])
     if len(rows) < 2:
         return ""
@@ -70,7 +70,8 @@ MEASURES = (
 
 
 def gpu_charts(events: Iterable[JsonObject]) -> str:
-    """Memory, load, temperature and power of a run's GPUs over time, from its events; one line for each GPU."""
+    """Return charts of memory, load, temperature and power of a run's GPUs over time, from its events; one line for
+    each GPU."""
     timed = [event for event in events if isinstance(event.get("t"), int | float)]
     rows = [
         (int(event["t"]), gpu) for event in _thin_out_rows(timed) for gpu in event.get("gpus") or () if "index" in gpu
@@ -123,7 +124,7 @@ class _Frame(NamedTuple):
         return (step - self.first) / max(1, self.last - self.first) * WIDTH
 
     def line(self, values: Iterable[tuple[int, float]]) -> str:
-        """Values in the units of the chart."""
+        """Return values in the units of the chart."""
         up = (self.high - self.low) or 1.0
         return " ".join(
             f"{self.across(step):.1f},{HEIGHT - (min(max(value, self.low), self.high) - self.low) / up * HEIGHT:.1f}"
@@ -161,7 +162,7 @@ def _thin_out_rows(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
-    """The range to show: a few outliers at the start must not flatten the rest."""
+    """Return the range to show: a few outliers at the start must not flatten the rest."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0

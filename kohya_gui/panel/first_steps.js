@@ -55,7 +55,7 @@ const imagesOf = (where) => held(where, IMAGES);
 function progress(where) {
   current = where;
   const model = held(where, [MODEL]), isModel = model && chosen.get(where) === model;
-  const images = find(where, ".datasets .sum").textContent && imagesOf(where); // none before they are counted
+  const images = find(where, ".datasets .sum").textContent && imagesOf(where); // empty before they are counted
   const done = { model: isModel, images, look: looked.has(imagesOf(where)) && images, train: "" };
   const side = find(document, "#side"), steps = Object.entries(done);
   side.dataset.done = steps.filter(([, is]) => is).map(([name]) => name).join(" ");

@@ -1,4 +1,4 @@
-"""What happened in a run: saved files and whether they load, warnings, the compiler's log."""
+"""The history of a run: saved files and their checks, warnings, the compiler's log."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ MAX_SHOWN = 8  # newest events of each kind
 
 
 def history_html(run: RecordedRun, progress: RunProgress) -> str:
-    """All of it, one section for each kind of event."""
+    """Return the history, one section for each kind of event."""
     events = progress.events
     compiles = list(events.get("compile", ()))
     folder = run.facts.get("output_dir")
@@ -34,14 +34,14 @@ def history_html(run: RecordedRun, progress: RunProgress) -> str:
 
 
 def _without_replaced_states(events: Iterable[JsonObject]) -> list[JsonObject]:
-    """The saved files, without states by time that were replaced by newer ones."""
+    """Return the saved files, without states by time that were replaced by newer ones."""
     all_events = list(events)
     newest = next((event for event in reversed(all_events) if event.get("backup")), None)
     return [event for event in all_events if not event.get("backup") or event is newest]
 
 
 def compile_totals(run: RecordedRun, progress: RunProgress, events: Sequence[JsonObject]) -> MessageLike:
-    """The compiler's work in one line: graphs, time, cache hits, and time saved."""
+    """Return the compiler's work in one line: graphs, time, cache hits, and time saved."""
     total = run.facts.get("compile") or {}
     good = [event for event in events if not event.get("failed")]
     graphs = total.get("num_graphs") or sum(bool(event.get("forward", True)) for event in good)
@@ -87,7 +87,7 @@ def event_words(event: JsonObject) -> MessageLike:
 
 
 def compile_line(event: JsonObject) -> MessageLike:
-    """One line of the log: the block, the time, and the reason of a recompilation."""
+    """Return one line of the log: the block, the time, and the reason of a recompilation."""
     if not event.get("block"):
         return event_words(event)
     template = "{block}: forward graph" if event.get("forward", True) else "{block}: backward graph"
@@ -105,7 +105,8 @@ def _format_bytes(count: float) -> str:
 
 
 def saved(run: RecordedRun, event: JsonObject) -> str:
-    """A saved file or state as HTML: its name, its size, and whether it loads into its model. A file is a download."""
+    """Return a saved file or state as HTML: its name, its size, and whether it loads into its model. A file is a
+    download."""
     name = str(event.get("file") or event.get("path") or "")
     if not name:
         return ""

@@ -1,4 +1,4 @@
-"""The live panel as HTML: functions from a run's record to what is shown."""
+"""The live panel as HTML, rendered from a run's record."""
 
 import html
 import re
@@ -55,7 +55,7 @@ FULL_SHARE = 0.95  # the share of memory or disk in use from which it is marked
 
 
 def run_list_html(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
-    """The list of runs to choose from, if there is more than one: (label, id), newest first."""
+    """Return the list of runs to choose from, if there is more than one: (label, id), newest first."""
     entries = [("Newest run", ""), *runs]
     options = "".join(
         f'<option value="{html.escape(run)}"{" selected" * (run == picked)}{data(label)}>'
@@ -66,7 +66,7 @@ def run_list_html(runs: Iterable[tuple[MessageLike, str]], picked: str) -> str:
 
 
 def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
-    """State and progress of a run, with the cause of a failure."""
+    """Return state and progress of a run, with the cause of a failure."""
     word, mood = STATES.get(run.state, (run.state, "calm"))
     name = html.escape(run.name)
     kind = html.escape(str(run.facts.get("title") or run.facts.get("script") or ""))
@@ -80,12 +80,12 @@ def run_head_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
 
 
 def _link(run: RecordedRun) -> str:
-    """The link to the run's own page, where the panel's part is shown beside a form."""
+    """Return the link to the run's own page, where the panel's part is shown beside a form."""
     return f'<a class="to-run" href="#runs/{html.escape(quote(run.id))}">Open this run</a>'
 
 
 def waiting(queue: Queue) -> str:
-    """A line about the queue while it has waiting entries, with a button if it waits for the user."""
+    """Return a line about the queue while it has waiting entries, with a button if it waits for the user."""
     names = [entry.name for entry in queue.waiting]
     if not names:
         return ""
@@ -102,7 +102,7 @@ def waiting(queue: Queue) -> str:
 
 
 def other_run_html(run: RecordedRun, other_runs: Iterable[RecordedRun]) -> str:
-    """A line about the active run, while another one is shown that has ended."""
+    """Return a line about the active run, while another one is shown that has ended."""
     other = next((other for other in other_runs if other.active and other.id != run.id), None)
     if run.active or other is None:
         return ""
@@ -117,7 +117,7 @@ def numbers(run: RecordedRun, progress: RunProgress, now: float) -> str:
 
 
 def _deletion_warning(run: RecordedRun) -> str:
-    """The warning that the run's folder was deleted, while it is gone and afterwards."""
+    """Return the warning that the run's folder was deleted, while it is gone and afterwards."""
     where = html.escape(str(run.folder))
     if run.facts.get("lost"):
         warning = "The folder of this run was deleted. The training still works; Stop now ends it."
@@ -165,7 +165,7 @@ def _bar_html(run: RecordedRun, progress: RunProgress, now: float) -> str:
 
 
 def _silent(progress: RunProgress, now: float) -> float:
-    """Seconds since the last event, if unusually many; otherwise 0."""
+    """Return seconds since the last event, if unusually many; otherwise 0."""
     last = progress.phase or progress.last
     last_time = last.get("t")
     if not isinstance(last_time, int | float):
@@ -176,8 +176,8 @@ def _silent(progress: RunProgress, now: float) -> float:
 
 
 def _doing(run: RecordedRun, progress: RunProgress, now: float) -> tuple[MessageLike, MessageLike, int, int]:
-    """The current activity, what is left, and how much of how much is done (0 of 0 if unknown)."""
-    if run.facts.get("lost"):  # its earlier progress is no longer true
+    """Return the current activity, what is left, and how much of how much is done (0 of 0 if unknown)."""
+    if run.facts.get("lost"):  # its earlier progress is out of date
         return "Its progress is not known", "", 0, 0
     step, total = whole_number(progress.last.get("step")), whole_number(run.facts.get("total_steps"))
     phase = progress.phase if run.active else None
@@ -213,7 +213,7 @@ def whole_number(value: JsonValue) -> int:
 
 
 def _eta(run: RecordedRun, progress: RunProgress, now: float) -> MessageLike:
-    """The time left while it runs, the time it took afterwards."""
+    """Return the time left while it runs, the time it took afterwards."""
     started, eta = run.facts.get("started"), progress.last.get("eta")
     if run.active:
         if not isinstance(eta, int | float):
@@ -245,7 +245,7 @@ def _step_numbers_html(run: RecordedRun, progress: RunProgress, now: float) -> s
 
 
 def shown_rates(logged: Any) -> dict[str, float]:
-    """At most three learning rates by name; equal ones are shown once."""
+    """Return at most three learning rates by name; equal ones are shown once."""
     rates = rates_by_name(logged)
     return {"": next(iter(rates.values()))} if len(set(rates.values())) == 1 else dict(list(rates.items())[:3])
 
@@ -254,7 +254,7 @@ STEP_TIMES = ("data_s", "transfer_s", "compute_s")  # waiting for data, copying 
 
 
 def time_bar(last: JsonObject) -> str:
-    """Where the time of the last step went, as a bar and in words."""
+    """Return where the time of the last step went, as a bar and in words."""
     parts = [(name, float(last[name])) for name in STEP_TIMES if isinstance(last.get(name), int | float)]
     whole = sum(seconds for _, seconds in parts)
     if len(parts) < len(STEP_TIMES) or whole <= 0:
@@ -269,7 +269,7 @@ def time_bar(last: JsonObject) -> str:
 
 
 def _lost_time_html(run: RecordedRun) -> str:
-    """What took time besides the steps."""
+    """Return what took time besides the steps."""
     sentence = lost_time_sentence(run.facts.get("lost_seconds"))
     if not sentence:
         return ""
@@ -277,7 +277,7 @@ def _lost_time_html(run: RecordedRun) -> str:
 
 
 def machine_usage_html(run: RecordedRun) -> str:
-    """GPUs, memory and disk, as far as this machine reports them."""
+    """Return the use of GPUs, memory and disk, as far as this machine reports it."""
     if not run.is_here:
         return ""
     devices = {str(device) for device in run.facts.get("devices") or ()}
@@ -297,7 +297,7 @@ def machine_usage_html(run: RecordedRun) -> str:
 
 
 def _spill_warning(progress: RunProgress) -> str:
-    """The warning that GPU memory was moved to the computer's memory, by the run's last report."""
+    """Return the warning that GPU memory was moved to the computer's memory, by the run's last report."""
     last = next(reversed(progress.events.get("gpu", ())), {}).get("spilled")
     if not isinstance(last, int | float):
         return ""

@@ -9,7 +9,7 @@ const BUSY = ["starting", "running", "stopping"];
 let panel;
 /** The id of the run to show, "" for the newest. */
 let picked = "";
-/** The parts that the panel shows, as the server has marked them; "" has it send all of them. */
+/** The server's marks of the parts shown; "" requests all parts. */
 let shown = "";
 let isAsking = false;
 /** @type {HTMLElement | undefined} the button or list that had the focus last; the panel may have replaced it since */
@@ -71,7 +71,7 @@ function show(where, answer) {
 let announced = "";
 
 /**
- * Say to a screen reader when the run that is shown is in another state.
+ * Announce state changes of the shown run to screen readers.
  * @param {HTMLElement} where
  */
 function announce(where) {
@@ -87,8 +87,8 @@ function announce(where) {
 const isLogOpen = (where) => find(where, "details.log", HTMLDetailsElement).open;
 
 /**
- * A run that was shown at work stays when it ends, and any run while the mouse is over its buttons: those of the
- * next one would come under it.
+ * Keep showing a run that ends while shown, and any run while the mouse is over its buttons, which the next run's
+ * buttons would replace.
  * @param {HTMLElement} where
  */
 function keepRun(where) {
@@ -124,6 +124,6 @@ document.addEventListener("click", async (event) => {
   const go = hit(event, "[data-queue]", HTMLButtonElement);
   if (!go) return;
   go.disabled = true;
-  picked = ""; // what the queue starts now is shown
+  picked = ""; // show the run that the queue starts
   await call(`queue/${go.dataset.queue}`, {}).catch(() => (go.disabled = false));
 });

@@ -1,4 +1,4 @@
-"""The live panel: which run it shows, how it stands, and what can be done with it. It only reads a run's files."""
+"""The live panel: the run's choice, state and buttons. It only reads a run's files."""
 
 import hashlib
 import json
@@ -24,9 +24,9 @@ PARTS = (
     "queue",
     "head",
     "acts",
-    "learned",  # of a run that has ended, where nothing is more telling
+    "learned",  # of an ended run, the most informative part
     "chart",
-    "pictures",  # the samples of a run at work: they show what it learns before any number does
+    "pictures",  # samples of an active run show what it learns earlier than any number
     "rates",
     "gpu_chart",
     "numbers",
@@ -35,7 +35,7 @@ PARTS = (
     "gallery",  # the samples of a run that has ended, after the files that it saved
     "log",
 )
-HEADING = '<h2 class="unseen">Details of the run</h2>'  # for screen readers, as the parts have headings below it
+HEADING = '<h2 class="unseen">Details of the run</h2>'  # for screen readers: the parts have headings of the next level
 # On a phone the panel is one line until it is opened.
 UNFOLD = '<button type="button" class="unfold" aria-expanded="false" aria-label="Details of the run"></button>'
 
@@ -54,7 +54,7 @@ class PanelPart:
 
 
 def unseen_parts(names: Sequence[str], parts: Mapping[str, PanelPart], shown: str) -> JsonObject:
-    """The HTML of each part that a browser does not show yet, by the marks of those that it does (`shown`)."""
+    """Return the HTML of each part that a browser does not show yet, by the marks of those that it does (`shown`)."""
     marks = {name: parts[name].mark for name in names}
     shown_marks = dict(zip_longest(names, shown.split()[: len(names)], fillvalue=""))
     unseen = {name: parts[name].render() for name, mark in marks.items() if mark != shown_marks[name]}
@@ -74,7 +74,7 @@ class RunPanel:
 
     # Why: docs/decisions/2026-11-27-panel-answers-with-changed-parts.md
     def changes(self, request: ApiRequest) -> JsonObject:
-        """The HTML of each part that the browser does not show yet, and in `shown` the marks of all parts then.
+        """Return the HTML of each part that the browser does not show yet, and in `shown` the marks of all parts then.
 
         The browser sends `shown` back with its next request, so the server remembers nothing of it.
         """
@@ -88,7 +88,7 @@ def styles() -> str:
 
 
 def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
-    """All parts of the panel for the run that a user has picked, or else for the newest one."""
+    """Return all parts of the panel for the run that a user has picked, or else for the newest one."""
     all_runs = reader.runs()
     runs = all_runs[:MAX_RUNS_LISTED]
     run = _choose_run(picked, runs)
@@ -114,7 +114,7 @@ def panel_parts(picked: str, is_log_open: bool = True) -> dict[str, PanelPart]:
 
 
 def _costly(run: reader.RecordedRun, progress: reader.RunProgress) -> dict[str, PanelPart]:
-    """The parts that take long to render, with the values that tell whether they have changed."""
+    """Return the parts that take long to render, with the values that tell whether they have changed."""
     line, gpus, shots = progress.line, progress.events.get("gpu", ()), progress.events.get("sample", ())
     previews = progress.events.get("preview", ())
     warnings = len(progress.events.get("warning", ()))
@@ -135,11 +135,11 @@ def _ready(markup: str) -> PanelPart:
 
 
 def _markup() -> str:
-    """The panel in its initial state: a place for each part."""
+    """Return the panel in its initial state: a place for each part."""
     places = {name: f'<div data-part="{name}"></div>' for name in PARTS}
     places["head"] = f'<div data-part="head">{html.UNREAD}</div>'
     places["log"] = f'<details class="log"><summary>Log</summary>{places["log"]}</details>'
-    # They stay in view while a panel that is taller than the window is scrolled.
+    # They stay in view while a panel taller than the window scrolls.
     places["head"] = f'<div class="at-hand">{places["head"]}{places.pop("acts")}</div>'
     announced = '<p class="announced" role="status"></p>'
     return f'<div class="card live">{HEADING}{UNFOLD}{announced}{"".join(places.values())}</div>'

@@ -28,7 +28,7 @@ export async function openInForm({ tab, fill, launch, notes }) {
 const STOPS = ["after_step", "now", "kill"];
 
 /**
- * Stop a run, have it save or sample, or resume it. The answer is a question (`ask`) if that is to be confirmed first.
+ * Stop a run, have it save or sample, or resume it. The answer is a question (`ask`) if the action needs confirmation.
  * @param {string} act
  * @param {string} run
  * @param {{ sure?: boolean, pause?: boolean }} [how]

@@ -24,7 +24,7 @@ document.addEventListener("click", (event) => {
   const sameNow = () => all(document, ".sample").find(({ dataset }) => dataset.large === address);
   openViewer(() => rows, address, true, () => sameNow()?.focus()); // the panel may have replaced it
 });
-// An original that the page may not read, or that is gone, leaves no broken image. Errors of images do not bubble.
+// Remove an original that is missing or that the page may not read. Error events of images do not bubble.
 document.addEventListener("error", ({ target }) => {
   if (target instanceof HTMLImageElement) target.closest(".sample.original")?.remove();
 }, true);

@@ -35,7 +35,7 @@ CACHE_HEADERS = {
 
 
 def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """All samples of a run and of those that it continues, a row for each prompt, the newest first. A click
+    """Return all samples of a run and of those that it continues, a row for each prompt, the newest first. A click
     compares two of a row (samples.js). A prompt that a resume has changed is a row of its own."""
     rows: dict[tuple[int, str], list[RunSample]] = {}
     for sample in with_resumed(run):
@@ -53,17 +53,17 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
 
 
 def _judgement_html(progress: reader.RunProgress) -> str:
-    """What the newest judgement of the samples says: that they are noise, or as the base model draws them."""
-    judged = [event for event in progress.events.get("warning", ()) if event.get("about") == "samples"]
-    if not judged:
+    """Return the newest verdict on the samples: noise, or still like the base model's."""
+    verdicts = [event for event in progress.events.get("warning", ()) if event.get("about") == "samples"]
+    if not verdicts:
         return ""
-    words = history.event_words(judged[-1])
+    words = history.event_words(verdicts[-1])
     sentence = words.capitalized() if isinstance(words, Message) else words
     return f'<p class="judged" role="alert"{data(sentence)}>{html.escape(str(sentence))}</p>'
 
 
 def _cost_html(progress: reader.RunProgress, active: bool) -> str:
-    """What the newest set of samples cost, and all of them."""
+    """Return the time of the newest set of samples, and the share of all."""
     event = next(reversed(progress.events.get("preview", ())), {})
     images, seconds, share = (event.get(name) for name in ("pictures", "seconds", "share"))
     if not all(isinstance(number, int | float) for number in (images, seconds, share)):
@@ -79,7 +79,7 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
 
 
 def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
-    """Of a run that has ended: its samples at the start, halfway and at the end, as one image."""
+    """Return the samples of an ended run at the start, halfway and at the end, as one image."""
     sheet = None if run.active else arrange_samples([sample.event for sample in with_resumed(run)])
     if sheet is None:
         return ""
@@ -120,7 +120,7 @@ def _sample_html(sample: RunSample, prompt: MessageLike) -> str:
 
 
 def _original_html(sample: RunSample, prompt: MessageLike) -> str:
-    """The image that the samples of a row were made from, to be compared with them; "" without one."""
+    """Return the image that the samples of a row were made from, to be compared with them; "" without one."""
     if not recorded_prompt(sample.event).control_image_path:
         return ""
     about, title = Message("Original image: {prompt}", prompt=prompt), Message("Original")
@@ -134,7 +134,7 @@ def _original_html(sample: RunSample, prompt: MessageLike) -> str:
 
 
 def show_original(query: Mapping[str, str], roots: Sequence[Path]) -> Response:
-    """The first image that a sample was made from; nothing if the page may not read it, or if it is gone."""
+    """Return the first image that a sample was made from; nothing if the page may not read it, or if it is gone."""
     try:
         run = reader.find_run(str(query.get("run") or ""))
         event = reader.progress(run.folder).update().events["sample"][max(0, int(query.get("place") or 0))]
@@ -149,18 +149,18 @@ def show_original(query: Mapping[str, str], roots: Sequence[Path]) -> Response:
 
 
 def seed_of_event(event: JsonMapping) -> int | None:
-    """The seed of a sample's event; records of earlier versions have none."""
+    """Return the seed of a sample's event; records of earlier versions have none."""
     seed = event.get("seed")
     return seed if isinstance(seed, int) else None
 
 
 def sample_address(run_id: str, place: int) -> str:
-    """The address of a sample, relative to the page's."""
+    """Return the address of a sample, relative to the page's."""
     return f"api/v1/runs/{quote(run_id, safe='')}/samples/{place}"
 
 
 def serve_sample(run_id: str, place: int | str, small: bool) -> Response:
-    """An image by its run and its index among that run's samples or "newest"; nothing else can be requested."""
+    """Serve an image by its run and its index among that run's samples or "newest"; nothing else can be requested."""
     try:
         run = reader.find_run(run_id)
         path = sample_file(run, _newest(run) if isinstance(place, str) else place)
@@ -170,7 +170,7 @@ def serve_sample(run_id: str, place: int | str, small: bool) -> Response:
 
 
 def serve_image(path: Path, small: bool) -> Response:
-    """An image that the page may show, whole or as a thumbnail."""
+    """Serve an image that the page may show, whole or as a thumbnail."""
     body = thumbnail(path, path.stat().st_mtime_ns) if small else whole(path)
     kind = "image/jpeg" if small else mimetypes.guess_type(path.name)[0]
     return Response(body, media_type=kind or "application/octet-stream", headers=CACHE_HEADERS)
@@ -181,7 +181,7 @@ def _newest(run: reader.RecordedRun) -> int:
 
 
 def show_learned(query: Mapping[str, str]) -> Response:
-    """The image of what a run has learned, from its samples."""
+    """Serve the sheet of a run's samples that shows what it has learned."""
     try:
         run = reader.find_run(str(query.get("run") or ""))
     except KeyError:
@@ -206,14 +206,15 @@ def show_learned(query: Mapping[str, str]) -> Response:
 
 
 def sample_file(run: reader.RecordedRun, place: int) -> Path:
-    """The file of a sample by its place among the run's events. Raises ValueError if it may not be shown."""
+    """Return the file of a sample by its place among the run's events. Raises ValueError if it may not be shown."""
     if place < 0:
         raise ValueError("no such sample")
     return file_of_event(run, reader.progress(run.folder).update().events["sample"][place])
 
 
 def file_of_event(run: reader.RecordedRun, event: JsonMapping) -> Path:
-    """The file of a sample's event. Raises ValueError unless it is an image below the folder that its run writes to."""
+    """Return the file of a sample's event. Raises ValueError unless it is an image below the folder that its run writes
+    to."""
     path = written_files.sample_file(run, event)
     if path is None:
         raise ValueError("no sample of this run")
@@ -221,7 +222,7 @@ def file_of_event(run: reader.RecordedRun, event: JsonMapping) -> Path:
 
 
 def size_of_event(run: reader.RecordedRun, event: JsonMapping) -> tuple[int, int] | None:
-    """The width and height of a sample's event; None if its file is gone or is not an image of this run."""
+    """Return the width and height of a sample's event; None if its file is gone or is not an image of this run."""
     try:
         with _open_sample(file_of_event(run, event)) as image:
             return image.width, image.height
@@ -231,7 +232,8 @@ def size_of_event(run: reader.RecordedRun, event: JsonMapping) -> tuple[int, int
 
 @lru_cache(maxsize=512)
 def thumbnail(path: Path, changed: int) -> bytes:
-    """A small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an image."""
+    """Return a small JPEG of an image; `changed` is when its file was written. Raises ConfigError if it is not an
+    image."""
     jpeg = io.BytesIO()
     with _open_sample(path) as image:
         image.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))  # a JPEG is then decoded at a fraction of its size

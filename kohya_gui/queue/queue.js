@@ -30,7 +30,7 @@ let compared = ""; // the entries and forms that were compared last
 let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
-let isLost = false; // the last request for it has failed
+let isLost = false; // the last listing request has failed
 const beginListing = keepOrder();
 
 /** @param {Element} element */
@@ -58,7 +58,7 @@ async function look() {
 }
 
 /**
- * Ask how the entries differ from the forms, unless both are as they were.
+ * Request the entries' differences from the forms, unless neither has changed.
  * @param {Listing} listing
  */
 async function compare({ entries }) {
@@ -76,7 +76,7 @@ setInterval(() => {
 }, PERIOD);
 
 /**
- * Show what a request has done, with buttons that follow from it.
+ * Show the result of a request, with its follow-up buttons.
  * @param {string} text
  * @param {boolean} [bad]
  * @param {Offer[]} [offers]
@@ -91,7 +91,7 @@ function tell(text, bad = false, offers = []) {
 }
 
 /**
- * Send a change of the queue, and show the queue as it is then.
+ * Send a change of the queue, and show the resulting queue.
  * @param {string} path
  * @param {Record<string, unknown>} [body]
  * @param {(listing: Listing) => Offer[]} [offers]
@@ -104,7 +104,7 @@ async function change(path, body = {}, offers = () => []) {
     if (place) show(place, listing);
     look(); // for what differs in an entry that was added
   } catch (error) {
-    shown = ""; // what was dragged goes back
+    shown = ""; // the dragged entry returns to its place
     tell(messageOf(error), true);
     look();
   }
@@ -143,7 +143,7 @@ async function actOnRun(act, run, more = {}) {
 }
 
 /**
- * Ask before a run is stopped: whether it is meant, and whether the queue continues.
+ * Before a run is stopped, ask for confirmation and whether the queue continues.
  * @param {string} act
  * @param {string} run
  * @param {string} text
@@ -202,7 +202,7 @@ function show(where, listing) {
 }
 
 /**
- * The row of an entry: the one that is shown if nothing in it has changed, as a press on it may be under way.
+ * The row of an entry: the existing one if nothing in it has changed, as it may be being pressed.
  * @param {Entry} entry
  * @param {Entry[]} waiting
  */
@@ -291,7 +291,7 @@ function switches({ entries, waiting, paused, halted, go_on: goOn }) {
 
 register("queue", (name) => {
   if (name) return say("There is no {name} here.", { name });
-  document.dispatchEvent(new Event("kohya:queue")); // a run's page makes room for it
+  document.dispatchEvent(new Event("kohya:queue")); // a run's page leaves room for it
   place?.scrollIntoView({ block: "start" });
 });
 

@@ -1,5 +1,5 @@
-"""The queue on the page. All of it is in the queue's file; queue.js shows it by the API, beside what only the page
-knows: its forms."""
+"""The queue on the page. Its state is in the queue's file; queue.js shows it through the API, compared with the page's
+forms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -38,8 +38,8 @@ class QueueTab:
         return {"queue-differences": self.differences}
 
     def differences(self, request: ApiRequest) -> JsonObject:
-        """How each entry differs from the form of its tab in `forms`; if that was not opened or is about another model,
-        from the defaults (`form` is false then)."""
+        """Return how each entry differs from the form of its tab in `forms`; if that was not opened or is about another
+        model, from the defaults (`form` is false then)."""
         sent = request.values("forms")
         return {
             "entries": {
@@ -59,7 +59,7 @@ class QueueTab:
                 shown = form.lenient_config(submission)
                 before = job_files.values_of(to_toml(shown)) | compare.contents_of_key(compare.FORM, shown, self.roots)
         options = options_of(config)
-        differing = sorted(  # what it trains with says less than how: every entry names files of its own
+        differing = sorted(  # settings matter more than paths, which differ in every entry
             queue_rows.differences(before or {}, values),
             key=lambda difference: bool(difference.option in options and options[difference.option].kind),
         )

@@ -40,7 +40,7 @@ export function dragBy(where, drop) {
     const held = entry.querySelector(".handle");
     if (before < 0) others[others.length - 1].after(entry);
     else others[before].before(entry);
-    held?.setPointerCapture(event.pointerId); // an element that is put elsewhere loses it
+    held?.setPointerCapture(event.pointerId); // a moved element loses the pointer capture
   });
   const end = (/** @type {PointerEvent} */ event) => {
     if (!drag || event.pointerId !== drag.pointer) return;

@@ -1,4 +1,4 @@
-// One entry of the queue: its state, what it takes, when it starts, what differs, and its buttons.
+// One entry of the queue: its state, cost, start, differences and buttons.
 import { duration, timeOfDay } from "../i18n/dates.js";
 import { count, say, sayOption } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
@@ -19,7 +19,7 @@ import { make, makeButton } from "../server/elements.js";
  *   openSettings: (id: string) => unknown, openRun: (run: string) => unknown }} Actions
  */
 
-const SHOWN = 3; // differences that are shown before the rest is unfolded
+const SHOWN = 3; // differences shown before the rest is unfolded
 
 /** @param {Entry} entry */
 export const isBusy = (entry) => moodOf(entry.state) === "busy";

@@ -16,11 +16,11 @@ const MIN_WIDTH = 200;
 const LINE = { line: 1.75, faint: 1, points: 1.25 };
 const FAINT_ALPHA = 0.28;
 const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((unit) => [unit, 2 * unit, 5 * unit]); // steps between two ticks
-const OUTLIERS = 0.01; // of the values of a faint line, at each end
-const ZOOM = 0.5; // of what is shown, at each press of + or -
+const OUTLIERS = 0.01; // share of a faint line's values, at each end
+const ZOOM = 0.5; // share of the shown range, for each press of + or -
 
 /**
- * What a chart does with what happens on it.
+ * The callbacks of a chart's events.
  * @typedef {{ zoomed: (from: OneChart, min: number, max: number) => void, reset: () => void,
  *   nameOf: (run: string) => string }} Group
  */
@@ -265,7 +265,7 @@ export class OneChart {
   }
 
   /**
-   * Show this share of what is shown now, around the cursor.
+   * Zoom to this share of the shown range, around the cursor.
    * @param {number} share
    */
   zoom(share) {

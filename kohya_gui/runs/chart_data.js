@@ -1,4 +1,4 @@
-// The numbers behind the charts: what the server has sent so far, and which lines each chart draws of it.
+// The data of the charts: points from the server, and the lines that each chart draws.
 
 /**
  * @typedef {{ steps: number[], seconds: number[], values: Record<string, (number | null)[]> }} Columns
@@ -12,10 +12,10 @@
  * @typedef {{ hours: boolean, log: boolean, smoothing: number }} View
  */
 
-const MAX_WEIGHT = 0.99; // of what came before, with the slider at its end
+const MAX_WEIGHT = 0.99; // share of earlier values, with the slider at its end
 
 /**
- * Add what the server has sent to what is there already.
+ * Add points from the server to the existing ones.
  * @param {Series | undefined} before
  * @param {Series} news
  * @returns {Series}
@@ -49,14 +49,14 @@ function extended(before, news, at) {
 }
 
 /**
- * How many points of a run are there, for the next request.
+ * The numbers of a run's existing points, for the next request.
  * @param {Series | undefined} series
  */
 export const got = (series) =>
   series ? `${series.generation} ${series.steps.steps.length} ${series.checks.steps.length}` : "";
 
 /**
- * A running mean, as long at the start as there are values.
+ * A running mean, over fewer values at the start.
  * @param {(number | null)[]} values
  * @param {number} smoothing from 0 to 1
  */
@@ -78,7 +78,7 @@ export function smoothed(values, smoothing) {
 const across = ({ steps, seconds }, { hours }) => (hours ? seconds.map((second) => second / 3600) : steps);
 
 /**
- * One column as lines: faint as measured and strong smoothed, or one strong line without smoothing.
+ * One column as lines: faint for measured and strong for smoothed values, or one strong line without smoothing.
  * @param {Series} series
  * @param {View} view
  * @param {string} name

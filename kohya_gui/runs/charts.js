@@ -1,4 +1,4 @@
-// All charts of one run or of several laid over each other, and what decides how they are drawn.
+// All charts of one run, or of several overlaid, and the controls for drawing them.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
@@ -83,7 +83,7 @@ export class RunCharts {
     return nameAmong(run, this.runs, (id) => this.series.get(id)?.name ?? id);
   }
 
-  /** Offer the runs that are not shown yet, and to take away those that were added. */
+  /** Offer to add runs that are not shown, and to remove added ones. */
   fillOthers() {
     const added = this.runs.slice(this.first), rest = this.others().filter(({ id }) => !this.runs.includes(id));
     const key = JSON.stringify([added, rest.map(({ id }) => id)]);
@@ -165,7 +165,7 @@ export class RunCharts {
     this.markZoom();
   }
 
-  /** The charts as a table, for those who do not see them. */
+  /** The charts as a table, for screen readers. */
   fillTable() {
     if (!(/** @type {HTMLDetailsElement} */ (this.table).open)) return;
     const rows = this.charts.flatMap(({ chart, lines }) => lines.filter(({ look }) => look !== "faint").map((line) => {

@@ -13,7 +13,7 @@ import { moodOf, NONE, short, stateNames, stateWord } from "./format.js";
  *   last_sample: { step: number, number: number } | null, devices: string[], error: string, damaged: boolean,
  *   apart: string }} Row
  *
- * `apart` is what tells a run from others of the same name: the end of its id.
+ * `apart` distinguishes runs of the same name: the end of its id.
  */
 /** @typedef {"active" | "left" | "taken" | "apart"} Made what the page makes of other facts */
 /** @typedef {Omit<Row, Made> & { time_left: number | null, seconds: number | null }} Run */
@@ -36,7 +36,7 @@ const KINDS = {
 const MAX_NOTE = 300; // characters of a note in the table
 
 /**
- * A run as the API has it, as a row.
+ * Convert a run of the API to a row.
  * @param {Run} run
  * @returns {Row}
  */
@@ -46,7 +46,7 @@ export const rowOf = ({ time_left: left, seconds, ...run }) => ({
 });
 
 /**
- * Tell runs of one name apart.
+ * Distinguish runs of the same name.
  * @param {Iterable<Row>} rows
  */
 export function tellApart(rows) {

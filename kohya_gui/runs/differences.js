@@ -8,7 +8,7 @@ import { noteSubject } from "../server/late.js";
 
 /** @typedef {{ titles: string[], rows: string[][] }} Found each row: name, label, and the values of all sides */
 
-const MAX_ROWS = 14; // shown until more are wanted
+const MAX_ROWS = 14; // initially shown
 
 export class Differences {
   /** @param {string[]} runs */

@@ -15,7 +15,7 @@ MAX_CHOICES = 100  # other runs to compare one with
 
 
 def choices_for(run: reader.RecordedRun) -> JsonObject:
-    """What the settings of a run can be compared with: presets and other runs, and the first choice."""
+    """Return the choices to compare a run's settings with: presets, other runs, and the initial choice."""
     summary = overview.summary(run)
     presets = [preset for preset in preset_files.presets_of_kind(summary.kind) if not preset.is_profile]
     family = family_folder(run)
@@ -41,7 +41,7 @@ def family_folder(run: reader.RecordedRun) -> str:
 
 
 def differences(keys: Sequence[str], roots: Sequence[Path]) -> JsonObject:
-    """Titles, and for each option with different values its name, its label and the values of all."""
+    """Return titles, and for each option with different values its name, its label and the values of all."""
     if not 2 <= len(keys) <= MAX_COMPARED:
         raise ConfigError("Choose two runs or more to compare their settings, at most {most}.", most=MAX_COMPARED)
     for key in keys:

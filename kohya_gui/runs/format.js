@@ -39,7 +39,7 @@ export const stateWord = (state) => translated(STATES[state] ?? state);
 export const moodOf = (state) => MOODS[state] ?? "calm";
 
 /**
- * The name of a run among others; one that has the name of another gets the end of its id.
+ * The name of a run among others, with the end of its id if another has the same name.
  * @param {string} id
  * @param {string[]} others their ids, with this one among them or not
  * @param {(id: string) => string} nameOf

@@ -10,7 +10,7 @@ import { openViewer, titleOfStep } from "./viewer.js";
 /** @typedef {{ key: string, number: number, prompt: string }} Row */
 /** @typedef {{ rows: Row[], steps: number[], samples: Map<string, Sample> }} Grid */
 
-const MAX_COLUMNS = 24, MAX_ROWS = 24; // shown until more are wanted; the newest steps
+const MAX_COLUMNS = 24, MAX_ROWS = 24; // initially shown, the newest steps
 
 /**
  * The row of a sample: a prompt that a resume has changed is another row.
@@ -47,7 +47,7 @@ export class Gallery {
   /** @param {string} run */
   constructor(run) {
     this.run = run;
-    this.requested = ""; // what the server had at the last request
+    this.requested = ""; // the server's images at the last request
     this.columns = MAX_COLUMNS;
     this.rows = MAX_ROWS;
     /** @type {Grid} */
@@ -69,7 +69,7 @@ export class Gallery {
     const isNewest = noteSubject(() => this.requested);
     const answer = await call(pathOfRun(this.run, "samples?resumed=true")).catch(() => null);
     if (!isNewest()) return;
-    if (!answer) return void (this.requested = ""); // the next update asks again
+    if (!answer) return void (this.requested = ""); // the next update retries
     this.grid = arranged(answer.samples);
     this.draw();
   }
@@ -110,7 +110,7 @@ export class Gallery {
   }
 
   /**
-   * A cell, the one that is there already unless its image is another one now.
+   * A cell: the existing one unless its image has changed.
    * @param {Row} row
    * @param {number} step
    */

@@ -33,7 +33,7 @@ export class Note {
 
   /** @param {string} note as the server has it */
   show(note) {
-    if (this.isTyping || note === this.stored) return; // what is typed here is kept
+    if (this.isTyping || note === this.stored) return; // keep what is typed here
     this.stored = note;
     this.field.value = note;
   }

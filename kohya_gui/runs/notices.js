@@ -20,13 +20,13 @@ function choice(value) {
 const isSupported = () => "Notification" in window;
 const isOn = () => isSupported() && choice() === "on" && Notification.permission === "granted";
 
-let mark = ""; // of the last answer
+let mark = ""; // mark of the last answer
 /** @type {Set<string>} the runs whose end is known */
 const ended = new Set();
 let waits = "";
 let isAsking = false;
 
-/** Show what has ended since the last look. */
+/** Show the runs that have ended since the last poll. */
 async function look() {
   if (!isOn() || isAsking) return;
   isAsking = true;
@@ -39,7 +39,7 @@ async function look() {
     if (moodOf(state) === "busy") ended.delete(id);
     else if (!ended.has(id)) {
       ended.add(id);
-      if (!isFirst) notify(say("{name}: {state}", { name, state: stateWord(state) }), name); // or it had ended before
+      if (!isFirst) notify(say("{name}: {state}", { name, state: stateWord(state) }), name); // or ended before
     }
   }
   const next = queue.entries.find((/** @type {{ waits: boolean }} */ entry) => entry.waits)?.name ?? "";

@@ -11,8 +11,8 @@ PARTS = ("head", "acts", "numbers", "usage", "history", "log")
 
 
 def changed_parts(request: ApiRequest, run: reader.RecordedRun) -> JsonObject:
-    """The HTML of each part that the browser does not show yet, and the marks of all in `shown`; the rest of the page
-    follows from `marks` of samples, note and state."""
+    """Return the HTML of each part that the browser does not show yet, and the marks of all in `shown`; the rest of the
+    page depends on the `marks` of samples, note and state."""
     progress = reader.progress(run.folder).update()
     sample = next(reversed(progress.events.get("sample", ())), {})
     return {

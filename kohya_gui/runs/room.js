@@ -7,7 +7,7 @@ import { mountNotices } from "./notices.js";
 import { RunPage } from "./run.js";
 import { mountTable, update as updateTable } from "./table.js";
 
-const PERIOD = 2000; // milliseconds between two looks
+const PERIOD = 2000; // milliseconds between two polls
 
 /** @type {HTMLElement | undefined} */
 let room;
@@ -77,7 +77,7 @@ setInterval(() => {
 }, PERIOD);
 document.addEventListener("kohya:queue", showTable);
 document.addEventListener("visibilitychange", () => {
-  if (document.visibilityState === "visible") void page?.update(true); // a phone that slept
+  if (document.visibilityState === "visible") void page?.update(true); // after a phone's sleep
 });
 document.addEventListener("kohya:resumed", (event) => {
   const { detail: run } = /** @type {CustomEvent<string>} */ (event);

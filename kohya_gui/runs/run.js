@@ -16,7 +16,7 @@ import { knownRuns } from "./table.js";
  */
 
 const BESIDE = ["numbers", "usage", "history"];
-const IDLE = 5; // looks between two requests of a run that has ended
+const IDLE = 5; // polls between two requests of an ended run
 
 export class RunPage {
   /**
@@ -41,7 +41,7 @@ export class RunPage {
       this.lost, ...(runs.length > 1 ? this.several() : this.alone()));
   }
 
-  /** What is shown of one run. */
+  /** The view of one run. */
   alone() {
     const part = (/** @type {string} */ name) => make("div", { "data-part": name });
     this.log = make("details", { className: "log" }, make("summary", {}, translated("Log")),
@@ -56,12 +56,12 @@ export class RunPage {
       this.charts.element, this.settings.element, this.log), side)];
   }
 
-  /** What is shown of several. */
+  /** The view of several runs. */
   several() {
     return [this.charts.element, this.settings.element, ...this.galleries.map(({ element }) => element)];
   }
 
-  /** Ask for everything; throws if the run is not there. */
+  /** Request everything; throws an error if the run does not exist. */
   async begin() {
     await this.look();
     void this.settings.load();
@@ -69,7 +69,7 @@ export class RunPage {
   }
 
   /**
-   * Ask for what has changed; a run that has ended changes rarely.
+   * Request changes, less often for an ended run.
    * @param {boolean} [now]
    */
   async update(now = false) {

@@ -21,8 +21,8 @@ CHUNK = 2**18  # bytes of an export that are sent at once
 
 
 class RunsRoom:
-    """What the room asks for and /api/v1 does not have: parts of a page, settings in the words of a form, files to
-    download, and what only the computer itself may do. It trusts nothing that it receives.
+    """Requests of the room beyond /api/v1: parts of a page, settings with a form's labels, files to download, and
+    actions that only this computer may request. Does not trust its input.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -49,7 +49,7 @@ class RunsRoom:
         return {"run-export": self.export, "run-file": self.saved_file}
 
     def export(self, query: Mapping[str, str]) -> Response:
-        """A run with its samples as a zip file, as a download."""
+        """Return a run with its samples as a zip file, as a download."""
         run = reader.existing_run(query.get("run", ""))
         packed = export.export_run(run)
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", run.id)[:100]
@@ -60,7 +60,7 @@ class RunsRoom:
         )
 
     def saved_file(self, query: Mapping[str, str]) -> Response:
-        """A model or LoRA that a run has saved, as a download."""
+        """Return a model or LoRA that a run has saved, as a download."""
         run = reader.existing_run(query.get("run", ""))
         events = reader.progress(run.folder).update().events.get("saved", ())
         saved = {path.name: path for path in reader.saved_files(run, events)}
@@ -81,7 +81,7 @@ class RunsRoom:
         return {"said": Message("The folder is open: {folder}", folder=folder)}
 
     def webhook(self, request: ApiRequest) -> JsonObject:
-        """The webhook: read it, store it or send a test. Only the computer itself may change it or see its address."""
+        """Read or store the webhook, or send a test. Only this computer may change it or see its address."""
         act = request.text("act")
         if act and not request.is_here:
             raise ConfigError("This can be done on the computer itself only.")

@@ -11,12 +11,12 @@ import { stateNames, stateWord } from "./format.js";
 /** @typedef {import("./columns.js").Row} Row */
 /** @typedef {import("./columns.js").Column} Column */
 
-const MAX_SHOWN = 200; // rows shown until more are wanted
+const MAX_SHOWN = 200; // rows initially shown
 const MAX_COMPARED = 8;
 
 /** @type {Map<string, Row>} in the server's order, the newest first */
 let rows = new Map();
-let mark = ""; // of the last answer
+let mark = ""; // mark of the last answer
 /** @type {Set<string>} */
 const chosen = new Set();
 /** @type {Map<string, { tr: HTMLTableRowElement, keys: Map<string, string> }>} */
@@ -44,7 +44,7 @@ export function mountTable(room) {
   if (mark) render();
 }
 
-/** The runs that are known, the newest first. */
+/** All loaded runs, the newest first. */
 export const knownRuns = () => [...rows.values()];
 
 let isAsking = false;
@@ -177,7 +177,7 @@ function newRow(row) {
       ...(column.key === "name" ? { scope: "row" } : {}) }));
   const tr = make("tr", { "data-run": row.id }, make("td", { className: "choose" }, make("label", {}, box)), ...cells);
   tr.addEventListener("click", ({ target }) => {
-    // Anywhere in a row but on its controls, and unless a text is being marked.
+    // Clicks anywhere in a row except on its controls, and not while text is being selected.
     if (target instanceof Element && !target.closest("a, input, button, .choose") && !String(getSelection()))
       void go(addressOf("runs", row.id));
   });

@@ -3,7 +3,7 @@ import { make } from "../server/elements.js";
 import { address } from "../server/http.js";
 
 /**
- * The part of uPlot that is used here.
+ * The members of uPlot used here.
  * @typedef {{
  *   root: HTMLElement, over: HTMLElement, data: (number | null | undefined)[][],
  *   cursor: { idx: number | null | undefined, left: number, top: number },
@@ -38,7 +38,7 @@ function load({ script = "", style = "" }) {
     const element = make("script", { src: new URL(`../${script}`, page).href });
     element.addEventListener("load", () => done(/** @type {any} */ (window).uPlot));
     element.addEventListener("error", () => {
-      loading = undefined; // to be tried again
+      loading = undefined; // so that the next call retries
       fail(new Error("The charts could not be loaded: is the page's server still running?"));
     });
     document.head.append(element);

@@ -12,10 +12,10 @@ let dialog;
 /** @type {() => Row[]} what can be shown; more may come while the dialog is open */
 let rows = () => [];
 let row = 0, place = 0; // of the sample that is shown
-let beside = -1; // the place of the sample that lies over it from the left, -1 without one
+let beside = -1; // index of the sample overlaid from the left, -1 without one
 /** @type {number | null} the position that the user compares with, also after the dialog was closed */
 let chosen = null;
-let border = 50; // where the left one ends, in percent of the width
+let border = 50; // right edge of the overlaid sample, in percent of the width
 let giveFocus = () => {};
 
 /**
@@ -75,7 +75,7 @@ function build() {
       other, slider));
   element.addEventListener("keydown", press);
   element.addEventListener("close", () => document.activeElement === document.body && giveFocus());
-  (document.querySelector(".gradio-container") ?? document.body).append(element); // which has the page's typeface
+  (document.querySelector(".gradio-container") ?? document.body).append(element); // for its font
   return element;
 }
 

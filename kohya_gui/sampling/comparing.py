@@ -24,7 +24,7 @@ COMPARE_KIND = "compare"
 MAX_RUNS = 20  # runs
 ENCODER_CHOICES = ("", "dinov2", "clip")
 RESULT = "comparison.json"
-PLACE = re.compile(r"compare-[\d-]+")  # the name of a comparison's folder in its run's folder
+PLACE = re.compile(r"compare-[\d-]+")  # name of a comparison's folder in its run's folder
 
 
 class FileComparison:
@@ -42,7 +42,7 @@ class FileComparison:
         return {"compared": self.show}
 
     def choices(self, request: ApiRequest) -> JsonObject:
-        """The runs whose files can be compared, the newest first."""
+        """Return the runs whose files can be compared, the newest first."""
         runs = [run for run in reader.runs() if plan.is_comparable(run)][:MAX_RUNS]
         return {"runs": [[run.id, title_of(run)] for run in runs]}
 
@@ -75,7 +75,7 @@ class FileComparison:
         return [f"--encoder={chosen}"] if chosen else []
 
     def found(self, request: ApiRequest) -> JsonObject:
-        """The newest comparison of a run, complete or so far; without columns if there is none."""
+        """Return the newest comparison of a run, complete or so far; without columns if there is none."""
         run = reader.existing_run(request.text("run"))
         comparison = _newest(run)
         place = Path(str(comparison.get("folder") or "")).name
@@ -115,7 +115,7 @@ class FileComparison:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """An image of a comparison by its position; nothing else can be requested."""
+        """Return an image of a comparison by its position; nothing else can be requested."""
         try:
             place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
             folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
@@ -128,19 +128,19 @@ class FileComparison:
 
 
 def comparison_html() -> str:
-    """The part of the tab."""
+    """Return the part of the tab."""
     text = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     return text.replace("[browse]", picker.browse_button("folder", "Folder of the encoder", "folder"))
 
 
 def title_of(run: reader.RecordedRun) -> MessageLike:
-    """What a list calls a run: its name and when it began, if it did."""
+    """Return the title of a run in lists: its name and start time, if it has started."""
     name, started = run.name, run.facts.get("started")
     return Message("{name} · {when}", name=name, when=dates.moment(float(started))) if started else name
 
 
 def _newest(run: reader.RecordedRun) -> JsonObject:
-    """The last results of a job for a run, else the ones stored in its folder."""
+    """Return the last results of a job for a run, else the ones stored in its folder."""
     for job in jobs.jobs_of_kinds(COMPARE_KIND):
         arguments = job.facts.get("arguments") or ()
         if run.id in arguments and job.result.get("files"):
@@ -150,13 +150,13 @@ def _newest(run: reader.RecordedRun) -> JsonObject:
 
 
 def _list(comparison: JsonMapping, name: str) -> list[object]:
-    """A list in a stored comparison, which others may have edited."""
+    """Return a list in a stored comparison, which others may have edited."""
     entries = comparison.get(name)
     return entries if isinstance(entries, list) else []
 
 
 def _cells(row: object, count: int) -> list[object]:
-    """The values of a row, one for each column."""
+    """Return the values of a row, one for each column."""
     values = row if isinstance(row, list) else []
     return [*values[:count], *[""] * (count - len(values))]
 
@@ -171,7 +171,7 @@ def _format_if_number(value: object, form: str) -> str:
 
 
 def _comparison_cell(query: JsonObject, copy: object) -> JsonObject:
-    """The addresses of an image, and the name of the training image that it nearly copies."""
+    """Return the addresses of an image, and the name of the training image that it nearly copies."""
     return {
         "small": "own/compared?" + urlencode({**query, "small": 1}),
         "large": "own/compared?" + urlencode(query),

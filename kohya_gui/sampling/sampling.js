@@ -13,13 +13,13 @@ import { keepWritten, writtenFor } from "./written.js";
 /** @typedef {{ columns: string[], rows: string[], cells: (SampleImage | null)[][], folder: string }} Sheet */
 /** @typedef {[name: string, title: string]} Choice */
 
-// Fields that only some models have a use for.
+// Fields that only some models use.
 const OF_MODELS = ["control_image_path", "control_image_mask_path", "controlnet_image", "guidance_scale"];
 const TAB = "tab:", RUN = "run:", JOB = "job:";
 /** @type {HTMLElement | undefined} */
 let place;
 let nextSheet = ""; // the sheet to show, once it exists
-let followed = ""; // the newest job whose images are shown as they come, also one from before the page was loaded
+let followed = ""; // the newest job whose images are shown as they arrive, also one from before the page was loaded
 let isStale = false; // whether a form has changed since its fields were shown
 let runFromPanel = ""; // the run chosen in the panel
 /** @type {((begun?: string) => void) | undefined} */
@@ -62,7 +62,7 @@ export function mount(element) {
 }
 
 /**
- * Show the images that a job has so far, from its first one on; later somebody may choose others.
+ * Show a job's images from the first one on, until the user chooses others.
  * @param {string} job
  */
 async function follow(job) {
@@ -135,7 +135,7 @@ async function chooseModel() {
 }
 
 /**
- * Show the fields that do something for the chosen model. Returns what else is known of it.
+ * Show the fields that the chosen model uses. Returns further facts about it.
  * @returns {Promise<Known>}
  */
 async function showTaken() {
@@ -148,7 +148,7 @@ async function showTaken() {
 }
 
 /**
- * Fill in a field that is empty, or holds what was filled in before.
+ * Fill in a field that is empty or unchanged since the last filling.
  * @param {import("../server/elements.js").Field} field
  * @param {string} value
  */
@@ -244,7 +244,7 @@ async function renderSheet(name) {
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
     if (!cells.length || (sheets().value !== name && nextSheet !== name)) return;
     if (sheets().value !== name) {
-      nextSheet = ""; // with its first images it is one of the list
+      nextSheet = ""; // it is listed once it has its first images
       return void (await refresh(name));
     }
     part(".board").hidden = false;

@@ -70,7 +70,7 @@ class SamplingTab:
         return {"generated": self.show, **self.comparison.image_handlers}
 
     def choices(self, request: ApiRequest) -> JsonObject:
-        """The models that can be sampled, and the sheets that can be shown; the request has no parameters."""
+        """Return the models that can be sampled, and the sheets that can be shown; the request has no parameters."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
         forms = [[TAB + tab, Message("The {name} form", name=title)] for tab, title in self.titles.items()]
         done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.result.get("files")]
@@ -81,7 +81,8 @@ class SamplingTab:
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, request: ApiRequest) -> JsonObject:
-        """The files that a run has saved, in order, its sample prompts, and the fields that all of these share."""
+        """Return the files that a run has saved, in order, its sample prompts, and the fields that all of these
+        share."""
         run = reader.existing_run(request.text("run"))
         events = reader.progress(run.folder).update().events
         folder = str(run.facts.get("folder") or ".")  # the folder it was started in, for relative paths
@@ -103,19 +104,20 @@ class SamplingTab:
         }
 
     def of_form(self, request: ApiRequest) -> JsonObject:
-        """The sample prompts of a form, and what is the same in all."""
+        """Return the sample prompts of a form, and the fields that all share."""
         form, submission = requested_submission(self.forms, request, "form")
         prompts_of_form, fields = self._rows(submission.values)
         takes = _takes(form.lenient_config(submission))
         return {"files": [], "prompts": prompts_of_form, "fields": fields, "takes": takes}
 
     def _rows(self, values: JsonMapping) -> tuple[list[str], dict[str, str]]:
-        """The prompts of the prompt file that these values name, and the fields that are the same for all of them."""
+        """Return the prompts of the prompt file that these values name, and the fields that are the same for all of
+        them."""
         try:
             rows = prompt_rows.prompt_rows_of_file(
                 paths.file(str(values.get(PROMPTS_OPTION) or ""), self.roots, PROMPT_SUFFIXES, PROMPTS_OPTION)
             )
-        except (ConfigError, OSError):  # there is none, or it cannot be read: its own form says why
+        except (ConfigError, OSError):  # missing or unreadable, which its own form reports
             return [], {}
         return [row["prompt"] for row in rows], _shared_fields(rows)
 
@@ -151,7 +153,7 @@ class SamplingTab:
         return {"job": job_status(jobs.start_job(SAMPLE_KIND, words, place))}
 
     def sheet(self, request: ApiRequest) -> JsonObject:
-        """Images in rows and columns: of a comparison, or of a run's samples by prompt and step."""
+        """Return images in rows and columns: of a comparison, or of a run's samples by prompt and step."""
         name = request.text("name")
         if name.startswith(RUN):
             return _build_sample_sheet(reader.existing_run(name.removeprefix(RUN)))
@@ -176,7 +178,7 @@ class SamplingTab:
         }
 
     def show(self, query: Mapping[str, str]) -> Response:
-        """An image of a comparison by its position; nothing else can be requested."""
+        """Return an image of a comparison by its position; nothing else can be requested."""
         try:
             files = jobs.find_job(query.get("job")).result["files"]
             path = paths.existing_file(files[int(query["row"])][int(query["column"])], self.roots, samples.IMAGES)
@@ -185,7 +187,7 @@ class SamplingTab:
         return samples.serve_image(path, bool(query.get("small")))
 
     def _config(self, request: ApiRequest) -> tuple[RunConfig, str]:
-        """What a comparison needs of a form or a run's config, and the word that it teaches."""
+        """Return the part of a form's or a run's config that a comparison needs, and its trained word."""
         name = request.text("model")
         if name.startswith(RUN):
             run = reader.existing_run(name.removeprefix(RUN))
@@ -234,7 +236,8 @@ class SamplingTab:
 
 
 def _run_settings(run: reader.RecordedRun) -> JsonObject:
-    """The settings that a run was started with. Runs started in a shell have no TOML, and may have relative paths."""
+    """Return the settings that a run was started with. Runs started in a shell have no TOML, and may have relative
+    paths."""
     if (path := run.folder / layout.TOML).is_file():
         return read_toml(path)
     start_folder = Path(str(run.facts.get("folder") or ""))
@@ -243,7 +246,7 @@ def _run_settings(run: reader.RecordedRun) -> JsonObject:
 
 
 def _with_paths_found(folder: Path, value: Any) -> Any:
-    """A value with full paths of the files in a folder that it names: one, several, or one with a strength."""
+    """Return a value with full paths of the files in a folder that it names: one, several, or one with a strength."""
     if isinstance(value, list):
         return [_with_paths_found(folder, item) for item in value]
     if not isinstance(value, str) or not value:
@@ -255,14 +258,14 @@ def _with_paths_found(folder: Path, value: Any) -> Any:
 
 
 def _drafted(run: reader.RecordedRun, settings: JsonMapping) -> RunConfig | None:
-    """The config of a run, as far as its settings can be read; None for a script that is not there any more."""
+    """Return the config of a run, as far as its settings can be read; None for a script that is not there any more."""
     script = str(run.facts.get("script"))
     return read_layers(config_class(script), [Layer(settings)]).config if script in RUNS else None
 
 
 def _takes(config: RunConfig | None) -> list[str]:
-    """The fields that do something for a model: the images that it is shown, and guidance that it was distilled with.
-    All for an unknown model."""
+    """Return the fields that affect a model: images that it reads, and guidance that it was distilled with. All for an
+    unknown model."""
     if config is None:
         return [*IMAGE_LABELS, GUIDANCE]
     use = config.control_images
@@ -276,20 +279,20 @@ def _takes(config: RunConfig | None) -> list[str]:
 
 
 def _shared_seed(seeds: Mapping[str, int | None]) -> dict[str, str]:
-    """The seed of all prompts, if they have the same."""
+    """Return the seed of all prompts, if they have the same."""
     (seed,) = set(seeds.values()) if len(set(seeds.values())) == 1 else [None]
     return {} if seed is None else {"seed": str(seed)}
 
 
 def _with_seeds(seeds: Mapping[str, int | None]) -> Iterator[str]:
-    """The prompts, each with its own seed if not all have the same."""
+    """Yield the prompts, each with its own seed if not all have the same."""
     for prompt, seed in seeds.items():
         if prompt:
             yield prompt if seed is None or _shared_seed(seeds) else f"{prompt} {OWN_SEED}{seed}"
 
 
 def _with_own_seed(line: str) -> dict[str, str]:
-    """The fields of a prompt that may end with a seed of its own."""
+    """Return the fields of a prompt, which may end with its own seed."""
     prompt, option, seed = line.rpartition(f" {OWN_SEED}")
     return {"prompt": prompt, "seed": seed} if option and seed.isdecimal() else {"prompt": line}
 
@@ -299,14 +302,14 @@ def _sample_events(run: reader.RecordedRun) -> Sequence[JsonObject]:
 
 
 def _shared_fields(rows: Sequence[prompt_rows.Row]) -> dict[str, str]:
-    """The fields that are the same for all prompts."""
+    """Return the fields that are the same for all prompts."""
     first: prompt_rows.Row = rows[0] if rows else {}
     names = ("negative_prompt", *(name for name, *_ in NUMBERS), *IMAGE_LABELS)
     return {name: first[name] for name in names if name in first and all(row.get(name) == first[name] for row in rows)}
 
 
 def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
-    """The size of a run's newest samples, if all have the same: a model trained at 512 draws worse at 1024."""
+    """Return the size of a run's newest samples, if all have the same: a model trained at 512 draws worse at 1024."""
     events = _sample_events(run)
     newest = [event for event in events if event.get("step") == events[-1].get("step")]
     sizes = {samples.size_of_event(run, event) for event in newest}
@@ -315,8 +318,8 @@ def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
 
 
 def _build_sample_sheet(run: reader.RecordedRun) -> JsonObject:
-    """The samples of a run and of those that it continues: a row for each prompt, a column for each step. A prompt
-    that a resume has changed is a row of its own."""
+    """Return the samples of a run and of those that it continues: a row for each prompt, a column for each step. A
+    prompt that a resume has changed is a row of its own."""
     samples_by_place = {
         (int(sample.event.get("number") or 0), str(sample.event.get("prompt") or ""), sample.step): sample
         for sample in with_resumed(run)
@@ -341,12 +344,12 @@ def _cell(sample: RunSample | None) -> JsonObject | None:
 
 
 def _pair(address: str, small: str) -> JsonObject:
-    """The addresses of an image, small and large."""
+    """Return the addresses of an image, small and large."""
     return {"small": f"{address}{small}", "large": address}
 
 
 def _prompt_file_lines(request: ApiRequest) -> list[str]:
-    """The prompts as lines of a prompt file, each with the fields common to all."""
+    """Return the prompts as lines of a prompt file, each with the fields common to all."""
     fields = request.values("fields")
     field_names = {"negative_prompt", *IMAGE_LABELS, *(name for name, *_ in NUMBERS)}
     if fields.keys() - field_names or not all(isinstance(value, str) for value in fields.values()):

@@ -1,4 +1,4 @@
-// What somebody has written in Try it, by model: kept in this browser, so that it is there again when the page is.
+// The user's texts in Try it, by model, kept in this browser for the next visit.
 const KEY = "sampling-written", MAX_MODELS = 20;
 
 /** @typedef {Record<string, string>} Written texts by the id of their field */
@@ -13,7 +13,7 @@ function stored() {
 }
 
 /**
- * What was written for a model.
+ * The stored texts for a model.
  * @param {string} model
  * @returns {Written}
  */
@@ -23,7 +23,7 @@ export function writtenFor(model) {
 }
 
 /**
- * Keep what is written for a model; an empty field is one for proposals again.
+ * Store the texts for a model; an empty field gets proposals again.
  * @param {string} model
  * @param {import("../server/elements.js").Field[]} fields
  */

@@ -1,4 +1,4 @@
-// Addresses of what is on screen: #train/lora, #runs/NAME, #data=FOLDER. Back, Forward and a reload lead there again.
+// Addresses of the visible part of the page: #train/lora, #runs/NAME, #data=FOLDER, for Back, Forward and reloads.
 import { say } from "../i18n/sentences.js";
 import { all, hit, make, makeButton } from "./elements.js";
 import { wait } from "./http.js";
@@ -14,18 +14,18 @@ const ROOMS = {
   data: "data", train: "train", runs: "runs", queue: "runs", try: "try", tools: "tools", lab: "lab",
 };
 const HOME = "train";
-const PATIENCE = 10_000; // milliseconds until a tab is given up
+const PATIENCE = 10_000; // milliseconds to wait for a tab
 const PAUSE = 20; // milliseconds
 /** @type {Record<string, string>} the address at which each tab was left */
 const left = {};
 /** @type {Record<string, Opener>} */
 const openers = {};
-let turn = 0; // addresses opened, as an opener may take until after the next one
-let opening = 0; // openers at work: what they note takes the place of the address that they open
+let turn = 0; // number of addresses opened, as an opener may finish after the next one
+let opening = 0; // active openers: addresses that they set replace the one being opened
 let isPressing = false; // a tab is pressed by this module, not by the user
 
 /**
- * Register what opens the rest of a room's addresses.
+ * Register a function that opens the rest of a room's addresses.
  * @param {string} room
  * @param {Opener} opener
  */
@@ -40,7 +40,7 @@ export const addressOf = (room, rest = "") =>
   rest ? room + (room === "data" ? "=" : "/") + encodeURIComponent(rest).replaceAll("%2F", "/") : room;
 
 /**
- * The room of an address, and what it names there.
+ * The room of an address, and the rest of it.
  * @param {string} address with or without its #
  */
 export function parse(address) {
@@ -53,7 +53,7 @@ export function parse(address) {
 }
 
 /**
- * Open an address of the page. Resolves when what it names is shown.
+ * Open an address of the page. Resolves when its content is shown.
  * @param {string} address
  */
 export async function go(address) {
@@ -62,7 +62,7 @@ export async function go(address) {
 }
 
 /**
- * Make this the address of what is shown already.
+ * Set the address of the content that is shown already.
  * @param {string} address
  */
 export function note(address) {
@@ -87,7 +87,7 @@ async function open(address) {
 }
 
 /**
- * Say that an address leads nowhere, and show the nearest room.
+ * Report that an address leads nowhere, and show the nearest room.
  * @param {string} room
  * @param {string} why
  */

@@ -13,7 +13,7 @@ let pressed;
 const allowed = new Map();
 
 /**
- * Mark folders in an answer that were allowed while it was on its way.
+ * Mark folders in an answer that were allowed before it arrived.
  * @param {HTMLElement} place
  * @param {number} since when the request was sent
  * @returns {boolean} whether nothing else has to be allowed, so that the request can be repeated

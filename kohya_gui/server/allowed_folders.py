@@ -131,14 +131,14 @@ def _store(folders: Iterable[Path], code: Iterable[str]) -> None:
 
 
 def remembered_code() -> tuple[str, ...]:
-    """The names of code that may run. The file's contents are not trusted."""
+    """Return the names of code that may run. The file's contents are not trusted."""
     stored = layout.load_facts(allowed_file()).get("code")
     named = [text for text in stored if isinstance(text, str)] if isinstance(stored, list) else []
     return tuple(text for text in named[:MAX_STORED] if DOTTED_NAME.fullmatch(text))
 
 
 def allowed_folders() -> tuple[Path, ...]:
-    """The allowed folders that may still be used. The file's contents are not trusted."""
+    """Return the allowed folders that may still be used. The file's contents are not trusted."""
     path = allowed_file()
     try:
         status = path.stat()
@@ -156,7 +156,8 @@ def _remembered(path: Path, modified: int, number: int) -> tuple[Path, ...]:
 
 
 def outside_roots(what: str, path: Path, roots: Sequence[Path], is_new: bool = False) -> Problem:
-    """The problem of a path outside of the roots, with a question, a reason, or the option to start the page with.
+    """Return the problem of a path outside of the roots, with a question, a reason, or the option to start the page
+    with.
 
     Only an existing folder can be allowed. If a new one may be created (`is_new`), it is the folder that will hold it.
     """
@@ -189,7 +190,7 @@ def folder_to_allow(path: Path) -> Path:
 
 
 def refuse_folder(folder: Path) -> str:
-    """Why a folder cannot be allowed, or "". It is a resolved path."""
+    """Return why a folder, a resolved path, cannot be allowed, or ""."""
     if why := _forbidden(folder):
         return why
     above = folder
@@ -201,14 +202,14 @@ def refuse_folder(folder: Path) -> str:
 
 
 def _forbidden(folder: Path) -> str:
-    """Why a folder must not be used for a training's files, whatever it contains."""
+    """Return why a folder must not be used for a training's files, whatever it contains."""
     parts = folder.parts[1:]
     if not parts:
         return "the root of a disk cannot be allowed: choose a folder on it"
     if any(map(is_hidden_name, parts)):
         return "it is hidden or reserved: choose another folder"
     home = _resolved(Path.home())
-    # Elsewhere systems also hide what is meant for all, such as the folder of mounted disks.
+    # Other systems also hide public folders, such as that of mounted disks.
     if folder.is_relative_to(home) and has_hidden_part(home, folder.relative_to(home)):
         return "it is hidden or reserved: choose another folder"
     if _folder_contains(folder, home):

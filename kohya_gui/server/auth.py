@@ -48,7 +48,7 @@ MIN_PASSWORD_LENGTH = 8  # characters of a password for a page that others can r
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can only be reached from this computer."""
+    """Return whether an address can only be reached from this computer."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_request(scope: Scope) -> bool:
-    """Whether a request comes from a browser on this computer, through no proxy and under no other name."""
+    """Return whether a request comes from a browser on this computer, through no proxy and under no other name."""
     headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -79,7 +79,7 @@ class AuthGate:
     def __init__(
         self, app: App, host: str, token: str = "", also: Iterable[str] = (), login: str = "", ticket: str = ""
     ) -> None:
-        """`host` is the address the page listens at, `token` what visitors must know ("": nothing), `also` further
+        """`host` is the address the page listens at, `token` the secret of visitors ("": none), `also` further
         names of the page, such as that of a proxy; "*.example" stands for all names below it. `login` is user:password,
         which admits a visitor as the token does, and `ticket` does so once."""
         self.app, self.ticket = app, ticket
@@ -96,7 +96,7 @@ class AuthGate:
         self.guesses = Guesses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Check an ASGI request, and pass it on."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -104,14 +104,15 @@ class AuthGate:
         if reason := self.refusal(scope, headers):
             await respond(scope, send, 403, reason)
         elif self.token and not await self._known(scope, headers, send):
-            pass  # `_known` has answered it
+            pass  # already answered by `_known`
         else:
             # A foreign name must not get into the addresses that the page uses.
             headers = [pair for pair in scope["headers"] if pair[0].lower() != FORWARDED or self._is_ours_all(pair[1])]
             await self.app({**scope, "headers": headers, LOCAL_KEY: is_local_request(scope)}, receive, send)
 
     async def _known(self, scope: Scope, headers: dict[str, str], send: Send) -> bool:
-        """Whether a request may pass. If not, it is answered here, with a delay that grows with wrong guesses."""
+        """Return whether a request may pass. If not, it is answered here, with a delay that grows with wrong
+        guesses."""
         address, guess = str((scope.get("client") or ("",))[0]), self._is_guess(scope, headers)
         # A password may be short, so for an address that has guessed wrong, none is compared before the pause.
         if guess and self.guesses.suspect(address) and not await self.guesses.wait(address):
@@ -134,7 +135,7 @@ class AuthGate:
         return cookie or "authorization" in headers or bool(offered_token(scope))
 
     def refusal(self, scope: Scope, headers: dict[str, str]) -> str:
-        """Why a request is refused by its Host or Origin, or ""."""
+        """Return why a request is refused by its Host or Origin, or ""."""
         name = host_name(headers.get("host", ""))
         if not self._is_ours(name) or sum(key.lower() == b"host" for key, _ in scope["headers"]) > 1:
             return (
@@ -151,7 +152,7 @@ class AuthGate:
         return ""
 
     def known(self, headers: dict[str, str]) -> bool:
-        """Whether a request carries the token, in the cookie or as a bearer, or user and password."""
+        """Return whether a request carries the token, in the cookie or as a bearer, or user and password."""
         tokens = [
             part.strip().partition("=")[2]
             for part in headers.get("cookie", "").split(";")
@@ -181,7 +182,7 @@ class AuthGate:
         return all(self._is_ours(host_name(host.strip())) for host in hosts.decode("latin-1").split(","))
 
     def _same(self, origin: str, headers: dict[str, str]) -> bool:
-        """Whether an Origin names this page: its own Host, or an allowed name, since proxies change the Host."""
+        """Return whether an Origin names this page: its own Host, or an allowed name, since proxies change the Host."""
         if not origin.startswith(("http://", "https://")):
             return False
         sent = origin.partition("://")[2].lower()
@@ -214,7 +215,7 @@ class AuthGate:
         await send_all(send, 303, b"", [(b"location", where.encode()), (b"set-cookie", cookie.encode())])
 
     def _opens(self, offered: str, use: bool = True) -> bool:
-        """Whether this is the token, or the ticket, which is used up by that."""
+        """Return whether this is the token or the ticket, which is valid only once."""
         if self.ticket and secrets_equal(offered, self.ticket):
             self.ticket = "" if use else self.ticket
             return True
@@ -232,7 +233,7 @@ def secrets_equal(first: str, second: str) -> bool:
 
 
 def decode_credentials(credentials: str) -> str:
-    """The user:password of a Basic authorization, or ""."""
+    """Return the user:password of a Basic authorization, or ""."""
     try:
         return base64.b64decode(credentials, validate=True).decode("utf-8")
     except (binascii.Error, ValueError):
@@ -240,7 +241,7 @@ def decode_credentials(credentials: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port and in lower case; "" if it is invalid."""
+    """Return the name in a Host header, without its port and in lower case; "" if it is invalid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

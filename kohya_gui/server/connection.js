@@ -1,11 +1,11 @@
-// Says when the page's server does not answer, until it does. Polling continues, so the page comes back by itself.
+// Shows a notice while the page's server does not answer. Polling continues, so the page recovers by itself.
 import { translated } from "../i18n/words.js";
 import { make, makeButton } from "./elements.js";
 import { address, UNANSWERED } from "./http.js";
 import { notify } from "./notices.js";
 
 const KIND = "connection";
-const MAX_UNANSWERED = 3; // requests in a row, from which on the page says so
+const MAX_UNANSWERED = 3; // failed requests in a row before the notice
 const UNAUTHORIZED = 401;
 const SCRIPT = new URL("../main.js", import.meta.url).pathname.split("/").slice(-3).join("/");
 
@@ -20,13 +20,13 @@ function tell(status) {
   notify(KIND, make("p", {}, text));
 }
 
-/** Whether the server that is back sends another script than this one, as after an update. */
+/** Whether the returned server sends another script than this one, as after an update. */
 async function isUpdated() {
   const page = await fetch(new URL("../", address("")), { headers: { Accept: "text/html" } }).catch(() => null);
   return Boolean(page?.ok) && !(await page?.text())?.includes(SCRIPT);
 }
 
-/** Correct what the page says of requests that have failed: the server answers again. */
+/** Update the messages of failed requests: the server answers again. */
 function sayBack() {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
@@ -44,7 +44,7 @@ document.addEventListener("kohya:answered", async (event) => {
     /** @type {CustomEvent<{ status: number, failed: boolean, began: number }>} */ (event).detail;
   if (failed) {
     failedAt = performance.now();
-  } else if (failedAt && began > failedAt) { // an answer to an earlier request does not say that the server is back
+  } else if (failedAt && began > failedAt) { // an answer to an earlier request does not prove that the server is back
     failedAt = 0;
     sayBack();
   }

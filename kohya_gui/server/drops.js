@@ -1,4 +1,4 @@
-// Files that are dropped anywhere on the page: what is shown takes them. Otherwise the browser would leave the page.
+// Files dropped anywhere on the page go to the visible part; otherwise the browser would leave the page.
 import { all, hit, make, makeButton } from "./elements.js";
 import { messageOf } from "./http.js";
 import { notify } from "./notices.js";
@@ -10,10 +10,10 @@ import { foldersOf } from "./uploads.js";
 const KIND = "drop";
 /** @type {[string, Take][]} */
 const takers = [];
-let isOfPage = false; // whether what is dragged is a part of the page: browsers offer its images as files, too
+let isOfPage = false; // whether a part of the page is dragged: browsers offer its images as files, too
 
 /**
- * Have files taken by the element that is shown and matches.
+ * Let the visible element that matches take dropped files.
  * @param {string} where
  * @param {Take} take
  */
@@ -66,7 +66,7 @@ async function drop(event) {
 }
 
 document.addEventListener("dragstart", () => void (isOfPage = true));
-// Nothing says that a drag has ended whose element is gone, but no pointer moves during one.
+// No event ends a drag whose element is gone, but the pointer moves only after it.
 for (const type of ["dragend", "pointermove", "pointerdown"])
   document.addEventListener(type, () => void (isOfPage = false));
 for (const type of ["dragover", "drop"]) {

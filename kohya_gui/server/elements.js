@@ -25,7 +25,7 @@ export function make(tag, properties = {}, ...children) {
 }
 
 /**
- * A progress bar, whose surroundings say the same in words.
+ * A progress bar; the text beside it has the same content.
  * @template {"div" | "span"} Tag
  * @param {Tag} tag
  * @param {number | null} share from 0 to 1; null if it is not known

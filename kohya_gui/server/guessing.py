@@ -49,7 +49,7 @@ class Guesses:
 
 
 def bits(token: str) -> float:
-    """The maximum entropy of a token in bits, if drawn from the kinds of characters in it."""
+    """Return the maximum entropy of a token in bits, if drawn from the kinds of characters in it."""
     kinds = ("0123456789", "abcdef", string.ascii_lowercase[6:], string.ascii_uppercase)
     size = sum(len(kind) for kind in kinds if any(character in kind for character in token))
     size += 32 * any(not character.isalnum() for character in token)

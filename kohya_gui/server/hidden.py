@@ -15,19 +15,19 @@ OF_WINDOWS = {"appdata", "application data", "local settings", "$recycle.bin", "
 
 
 def is_hidden_name(name: str) -> bool:
-    """Whether a name is hidden or reserved by itself."""
+    """Return whether a name is hidden or reserved by itself."""
     of_windows = WINDOWS and name.casefold() in OF_WINDOWS
     return name.startswith(".") or of_windows or bool(RESERVED.fullmatch(name)) or ":" in name
 
 
 def is_marked_hidden(status: Any) -> bool:
-    """Whether the status of a file or folder says that it is hidden, as Windows and macOS mark them."""
+    """Return whether the status of a file or folder says that it is hidden, as Windows and macOS mark them."""
     of_windows = getattr(status, "st_file_attributes", 0) & stat.FILE_ATTRIBUTE_HIDDEN
     return bool(of_windows or getattr(status, "st_flags", 0) & stat.UF_HIDDEN)
 
 
 def has_hidden_part(root: Path, below: PurePath) -> bool:
-    """Whether a path below a root leads through something hidden or reserved."""
+    """Return whether a path below a root leads through something hidden or reserved."""
     path = root
     for part in below.parts:
         path /= part

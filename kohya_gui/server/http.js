@@ -12,7 +12,7 @@ const PAGE = new URL("../../../", import.meta.url);
 export const address = (name, query) =>
   new URL(`own/${name}${query ? `?${new URLSearchParams(query)}` : ""}`, PAGE).href;
 
-/** Why a request has failed that got no answer. */
+/** The message about a request without an answer. */
 export const UNANSWERED = "The page's server does not answer: is it still running?";
 
 /** @type {Map<string, string>} a sentence from the server -> the folder that it asks to allow */
@@ -25,7 +25,7 @@ const foldersToAllow = new Map();
 export const folderToAllow = (sentence) => foldersToAllow.get(sentence);
 
 /**
- * Send a request of the page's own. The answer is JSON, whose shape the callers declare.
+ * Send a request to the page's own API. The answer is JSON, whose shape the callers declare.
  * @param {string} name
  * @param {Record<string, unknown>} [question]
  * @returns {Promise<any>}
@@ -44,13 +44,13 @@ export class Refusal extends Error {
 }
 
 /**
- * An address of the API that scripts use, too, such as of an image.
+ * An address of the public API, such as of an image.
  * @param {string} path below /api/v1
  */
 export const addressOfApi = (path) => new URL(`api/v1/${path}`, PAGE).href;
 
 /**
- * Send a request to that API: POST with a body, GET without one.
+ * Send a request to the public API: POST with a body, GET without one.
  * @param {string} path below /api/v1
  * @param {Record<string, unknown>} [body]
  * @returns {Promise<any>}
@@ -59,7 +59,7 @@ export const addressOfApi = (path) => new URL(`api/v1/${path}`, PAGE).href;
 export const call = (path, body) => answerOf(addressOfApi(path), body);
 
 /**
- * The path of a run in that API.
+ * The path of a run in the public API.
  * @param {string} run
  * @param {string} [rest]
  */
@@ -73,7 +73,7 @@ async function answerOf(where, body) {
   let answer, status = 0, failed = false;
   const began = performance.now();
   try {
-    // Mistakes come with status 200, as a browser writes every other one into its console.
+    // Mistakes have status 200, as browsers log every other status as an error in the console.
     const headers = { Prefer: "status=200", ...(body && { "Content-Type": "application/json" }) };
     const sent = { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body) };
     const response = await fetch(where, sent);

@@ -28,7 +28,7 @@ class ApiRequest:
     """The fields of a request, each read with its type, since a browser may send anything."""
 
     def __init__(self, fields: Any, is_here: bool = False) -> None:
-        """`is_here` says that a browser on this computer has sent them."""
+        """`is_here` is true if a browser on this computer has sent them."""
         if not isinstance(fields, dict):
             raise ConfigError(NOT_OF_THE_PAGE)
         self.fields: JsonObject = fields
@@ -43,13 +43,13 @@ class ApiRequest:
         return value if isinstance(value, bool) else self._wrong(name, "true or false")
 
     def number(self, name: str, default: int = 0, largest: int = 10**9) -> int:
-        """A whole number from 0 to `largest`."""
+        """Return a whole number from 0 to `largest`."""
         value = self.fields.get(name, default)
         good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
         return value if good else self._wrong(name, f"a whole number from 0 to {largest}")
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; empty if it was not sent."""
+        """Return a list of texts; empty if it was not sent."""
         value = self.fields.get(name, [])
         good = isinstance(value, list) and all(isinstance(text, str) and _encodes(text) for text in value)
         return value if good else self._wrong(name, "a list of texts")
@@ -153,7 +153,7 @@ def _json(answer: JsonObject) -> Response:
 
 
 def _encodes(text: str) -> bool:
-    """Whether a text can be stored in a file: half a surrogate pair, which JSON can carry, cannot."""
+    """Return whether a text can be stored in a file: half a surrogate pair, which JSON can carry, cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 // Answers that arrive after they are no longer wanted.
 
 /**
- * Note what a request is about. Returns a function that says whether that is still the same: an answer about anything
- * else is out of date.
+ * Note the subject of a request. Returns a function that checks whether it is still the same; otherwise the answer is
+ * out of date.
  * @param {() => unknown} subject such as the chosen run
  */
 export function noteSubject(subject) {

@@ -59,8 +59,8 @@ def visit_paths(config: RunConfig, may: Callable[[NamedPath], bool]) -> None:
 
 
 def is_hub_id(option: Option, text: str) -> bool:
-    """Whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and adapters that are only
-    read a file there; in any other option, or if there is such a folder, the same text is a path."""
+    """Return whether a value is an id on the Hugging Face Hub. Only parts of the model can be one, and adapters that
+    are only read a file there; in any other option, or if there is such a folder, the same text is a path."""
     if NAMES_ON_THE_HUB.get(option.name) == FILE:
         return is_file_id(text)
     may_be = option.section == "model" and option.kind in PATHS and option.name not in CREATED_BY_TRAINING
@@ -68,7 +68,7 @@ def is_hub_id(option: Option, text: str) -> bool:
 
 
 def direct(config: RunConfig) -> Iterator[NamedPath]:
-    """The paths in the values of options."""
+    """Yield the paths in the values of options."""
     options = options_of(type(config))
     for name, value in option_values(config).items():
         if options[name].kind in PATHS:
@@ -90,7 +90,7 @@ def _in_arguments(config: RunConfig, option: str, pairs: Iterable[str]) -> Itera
 
 
 def _in_dataset(config: RunConfig, path: Path) -> Iterator[NamedPath]:
-    """The files and folders of a dataset file, at any level."""
+    """Yield the files and folders of a dataset file, at any level."""
     keys = {**dataset.DATASET_KEYS, **dataset.SUBSET_KEYS}
     level: list[Any] = [_tables_if_readable(path)]
     while level:
@@ -127,7 +127,7 @@ def _in_prompts(config: RunConfig, path: Path) -> Iterator[NamedPath]:
 
 
 def _folders_in_list(option: str, path: Path, folder: str) -> tuple[str, ...]:
-    """The folders of the images in an image list, and of their reference images."""
+    """Return the folders of the images in an image list, and of their reference images."""
     try:
         about = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-// Sentences about the whole page, in one place below its bar: an address that leads nowhere, a server that is gone.
+// Notices about the whole page, below its bar: an address that leads nowhere, an unreachable server.
 import { make } from "./elements.js";
 
 /**

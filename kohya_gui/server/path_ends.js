@@ -20,7 +20,7 @@ const resized = new ResizeObserver((entries) => { // also when a field becomes v
 const buttons = document.getElementsByClassName("pick"); // live, so that new fields need no query of the page
 let isDue = false;
 
-/** Show the ends of values that were put into fields since, by whatever script. */
+/** Show the ends of values that any script has set since. */
 function showNew() {
   isDue = false;
   for (const button of buttons) {

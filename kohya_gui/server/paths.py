@@ -45,8 +45,8 @@ RELATIVE = (
 
 
 def find_roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
-    """The folders that files may be in: the user's home, the current folder unless it holds the home, those given at
-    the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
+    """Return the folders that files may be in: the user's home, the current folder unless it holds the home, those
+    given at the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
     named = [*start_folders, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
     here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # such as /
     candidates = [Path.home(), *here, *(Path(os.path.expanduser(folder)) for folder in named), *_existing_places()]
@@ -62,7 +62,7 @@ def _existing_places() -> Iterator[Path]:
 
 
 def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: bool = False) -> Path:
-    """A path from a browser -> its real path, with symbolic links resolved, or ConfigError.
+    """Return the real path of a path from a browser, with symbolic links resolved, or raise ConfigError.
 
     It is one of `roots` or below one, and not in a hidden folder, as those hold other programs' settings and keys.
     Its contents are not read. `what` names the field in messages; `is_new` allows a folder that does not exist yet,
@@ -79,7 +79,7 @@ def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: b
         path = Path(os.path.expanduser(text)).resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
-    # The innermost of several: a named root may be in a hidden folder of another.
+    # The innermost root, as a named root may be in a hidden folder of another.
     innermost = max((root for root in roots if path.is_relative_to(root)), key=lambda r: len(r.parts), default=None)
     if innermost is None:
         problem = outside_roots(what, path, roots, is_new or what in named_paths.CREATED_BY_TRAINING)
@@ -95,7 +95,7 @@ def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: b
 
 
 def is_allowed(text: str, roots: Sequence[Path]) -> bool:
-    """Whether `allowed_path` accepts a path."""
+    """Return whether `allowed_path` accepts a path."""
     try:
         return bool(allowed_path(text, roots))
     except ConfigError:
@@ -103,7 +103,7 @@ def is_allowed(text: str, roots: Sequence[Path]) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The name of an uploaded file, safe to create on every system."""
+    """Return the name of an uploaded file, safe to create on every system."""
     safe = re.sub(r"[^\w.+-]+", "_", re.split(r"[\\/]", name)[-1])[-100:].lstrip(".")
     return f"_{safe}" if RESERVED.fullmatch(safe) else safe or "config"
 
@@ -157,7 +157,7 @@ def allow(config: RunConfig, roots: Sequence[Path]) -> None:
 
 
 def within_roots(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
-    """A reading without the files and folders that may not be used, with a problem for each."""
+    """Return a reading without the files and folders that may not be used, with a problem for each."""
     outside = _outside(reading.config, roots)
     names = {problem.option for problem in outside}
     allowed_values = {name: value for name, value in option_values(reading.config).items() if name not in names}
@@ -170,7 +170,7 @@ def within_roots(reading: Reading[Any], roots: Sequence[Path]) -> Reading[Any]:
 
 
 def _outside(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
-    """The problems of options that name files, folders and code that may not be used, directly or through other
+    """Return the problems of options that name files, folders and code that may not be used, directly or through other
     files."""
     problems: list[Problem] = []
     options = options_of(type(config))
@@ -196,7 +196,7 @@ def _outside(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
 
 
 def foreign_path_problem(text: str, what: str = "") -> Problem | None:
-    """The problem of a path copied from a browser or a Windows computer, with what to write instead."""
+    """Return the problem of a path copied from a browser or a Windows computer, with what to write instead."""
     pasted = strip_pasted(text)
     drive = re.match(r"([A-Za-z]):[\\/]+(.*)", pasted, re.S) if os.name != "nt" else None
     if not drive or not pasted.isprintable():
@@ -215,15 +215,15 @@ def web_address(text: str, what: str = "") -> Problem | None:
 
 
 def is_strange_network(text: str, roots: Iterable[Path | PureWindowsPath]) -> bool:
-    """Whether a path of Windows is of another computer, and not in a folder that is allowed there, as a drive of the
-    network is: resolved, it has the name of its computer."""
+    """Return whether a Windows path leads to another computer, outside the folders allowed there. A network drive
+    resolves to a path with the computer's name."""
     # Merely checking such a path would make Windows log in to another computer.
     is_network = text.replace("/", "\\").startswith("\\\\")
     return is_network and not any(PureWindowsPath(text).is_relative_to(root) for root in roots)
 
 
 def code_problems(config: RunConfig, roots: Sequence[Path]) -> list[Problem]:
-    """A problem for each option that names code which was not allowed, with the question whether it may run."""
+    """Return a problem for each option that names code which was not allowed, with the question whether it may run."""
     asks = isinstance(roots, allowed_folders.Roots) and roots.asks
     allowed_names = allowed_folders.remembered_code() if asks else ()
     unlisted = {option: name for option, name in code_names.unlisted(config).items() if name not in allowed_names}
@@ -245,7 +245,7 @@ def _code_problem(option: str, name: str, asks: bool) -> Problem:
 
 
 def refuse_code(option: str, name: str) -> Message | str:
-    """Why code cannot be what an option expects, or ""; none of it is run."""
+    """Return why code cannot be what an option expects, or ""; none of it is run."""
     if option == code_names.BACKEND:
         return ""
     if option in code_names.MODULES:

@@ -228,7 +228,7 @@ class Picker {
 }
 
 /**
- * A list of files with one more, which is quoted where a blank would part it.
+ * A list of files with one more, quoted if it contains blanks.
  * @param {string} files
  * @param {string} path
  */

@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, Problem
 from library.files import names_apart
 
 LISTED_FOLDER_LABEL = "Folder"  # of the field in picker.js
-MAX_ENTRIES = 2000  # entries of a folder shown at most; typing finds the rest
+MAX_ENTRIES = 2000  # maximum entries shown of a folder; typing finds the rest
 DIGITS = re.compile(r"(\d+)")
 
 # Training options whose file has a certain type; all others take any file.
@@ -37,8 +37,8 @@ MODEL_SUFFIX = ".safetensors"
 
 
 def browse_button(name: str, label: str, kind: str, beside: str = "") -> str:
-    """The button beside a path field: `kind` is "file", "files", "folder" or, for a file to be saved, "new"; otherwise
-    there is none.
+    """Return the button beside a path field: `kind` is "file", "files", "folder" or, for a file to be saved, "new";
+    otherwise there is none.
 
     It fills the field in the same element; `beside` selects another one in the same row.
     """
@@ -67,7 +67,7 @@ class Picker:
         return {"list": self.list}
 
     def list(self, request: ApiRequest) -> JsonObject:
-        """The folders and files in a folder; for a missing path, in its nearest existing parent."""
+        """Return the folders and files in a folder; for a missing path, in its nearest existing parent."""
         endings = tuple(end.lower() for end in request.text("endings").split())
         where, part = self._nearest(request.text("folder")), request.text("filter").lower()
         names = names_apart(self.roots)
@@ -90,7 +90,7 @@ class Picker:
         }
 
     def _nearest(self, text: str) -> Path:
-        """The folder to list: the first root for an empty path, else the path or its nearest existing parent."""
+        """Return the folder to list: the first root for an empty path, else the path or its nearest existing parent."""
         if not text.strip():
             return next((root for root in self.roots if root.is_dir()), self.roots[0])
         path = paths.allowed_path(text, self.roots, LISTED_FOLDER_LABEL)
@@ -101,7 +101,8 @@ class Picker:
         return path
 
     def _is_listed(self, entry: os.DirEntry[str]) -> bool:
-        """Whether `paths` would allow it: no hidden or reserved name, and no link that leads out of the roots."""
+        """Return whether `paths` would allow it: no hidden or reserved name, and no link that leads out of the
+        roots."""
         if is_hidden_name(entry.name) or not entry.name.isprintable():
             return False
         try:
@@ -126,7 +127,7 @@ class Picker:
 
 
 def _with_bytes(where: Path, entry: JsonObject) -> JsonObject:
-    """An entry with its bytes, if it is a file."""
+    """Return an entry with its bytes, if it is a file."""
     try:
         return entry if entry["folder"] else entry | {"size": (where / entry["name"]).stat().st_size}
     except OSError:  # deleted since it was listed

@@ -89,12 +89,12 @@ class ScriptTags:
     """
 
     def __init__(self, app: App, also: str = "", last: str = "", now: Callable[[], str] = str) -> None:
-        # `also` follows the script in the head, and `last` ends it: of two style sheets, the later one wins.
-        # `now` returns what to add there in each response.
+        # `also` follows the script in the head, and `last` ends the head: of two style sheets, the later one wins.
+        # `now` returns additions for each response.
         self.app, self.tags, self.last, self.now = app, (TAGS + also).encode(), last.encode(), now
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """ASGI."""
+        """Add the tags to an ASGI response."""
         if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] != "/":
             await self.app(scope, receive, send)
             return

@@ -31,7 +31,7 @@ WINDOWS_IN_USE = 10048  # EADDRINUSE on Windows
 # Options of kohya_ss's page that do not exist here, each with what to do instead.
 REFUSED = {
     "--share": "there is no public link: use ssh -L, or a proxy with TLS (docs/remote.md)",
-    "--password": "others can read the command line: put it into KOHYA_PASSWORD, or leave it out and type it",
+    "--password": "others can read the command line: set KOHYA_PASSWORD, or type it when prompted",
 }
 
 
@@ -44,51 +44,51 @@ class _Refusing(argparse.Action):
 
 
 def build_server_parser() -> argparse.ArgumentParser:
-    """The options of the page's command."""
+    """Return the options of the page's command."""
     parser = Arguments(prog="kohya gui", description="Show the training page in your browser.")
     parser.add_argument(
         "--host",
         "--listen",
         default="127.0.0.1",
-        help="address to listen at; any but this computer's own asks visitors for a token",
+        help="address to listen at; if other computers can reach it, visitors need a token",
     )
     parser.add_argument(
         "--port",
         "--server_port",
         type=int,
         default=0,
-        help=f"port; the first free one from {FIRST_PORT} on if not given",
+        help=f"port (default: the first free one from {FIRST_PORT} on)",
     )
     parser.add_argument(
         "--root",
         action="append",
         default=[],
         metavar="FOLDER",
-        help="a further folder for files, besides your home and the current folder",
+        help="additional folder for files, besides your home and the current folder",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="file with the token to ask for, made if absent; else KOHYA_TOKEN or a new one",
+        help="file with the token, created if missing (default: KOHYA_TOKEN, or a new token)",
     )
     parser.add_argument(
         "--user",
         "--username",
         metavar="NAME",
-        help="ask for this name and a password (KOHYA_PASSWORD, or typed) and no token",
+        help="require this name and a password (KOHYA_PASSWORD, or typed) instead of a token",
     )
     parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name of the page, such as a proxy's; *.example means all below",
+        help="additional host name of the page, such as a proxy's; *.example means all below",
     )
     parser.add_argument(
         "--root_path", default="", metavar="PATH", help="path, or whole address, under which a proxy shows the page"
     )
     parser.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
-    for name in ("--inbrowser", "--do_not_share"):  # passed by kohya_ss's starters, and the default here
+    for name in ("--inbrowser", "--do_not_share"):  # passed by kohya_ss's start scripts, and the default here
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     for name in REFUSED:
         parser.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
@@ -101,7 +101,7 @@ def root_prefix(root_path: str) -> str:
 
 
 def access_of(arguments: argparse.Namespace) -> JsonObject:
-    """The arguments of AuthGate. Raises ConfigError for an unusable secret."""
+    """Return the arguments of AuthGate. Raises ConfigError for an unusable secret."""
     names = [
         *arguments.allowed_host,
         *filter(None, [urlsplit(arguments.root_path).hostname if "://" in arguments.root_path else ""]),
@@ -131,7 +131,7 @@ def is_private(access: JsonObject, root_path: str) -> bool:
 
 
 def token_in(path: Path) -> str:
-    """The token in a file; if there is no such file, a new one is written, readable by this user only."""
+    """Return the token in a file; if there is no such file, a new one is written, readable by this user only."""
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,8 +143,8 @@ def token_in(path: Path) -> str:
 
 
 def password() -> str:
-    """The password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which everyone can
-    read."""
+    """Return the password from KOHYA_PASSWORD, or typed at the terminal; never from the command line, which everyone
+    can read."""
     secret = os.environ.get("KOHYA_PASSWORD", "")
     if not secret and sys.stdin is not None and sys.stdin.isatty():
         secret = getpass.getpass("Password for the page: ")
@@ -156,7 +156,7 @@ def password() -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. It stays open until the server uses it, so that no other program takes the port.
+    """Return a listening socket. It stays open until the server uses it, so that no other program takes the port.
 
     Raises OSError, with a sentence, if the address or the port is not available.
     """
@@ -175,7 +175,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _bind_socket(host: str, port: int) -> tuple[socket.socket | None, str]:
-    """A listening socket, or the error."""
+    """Return a listening socket, or the error."""
     # asyncio only disables Nagle's algorithm for sockets created with IPPROTO_TCP. Otherwise the second half of each
     # response waits 40 ms for the browser to acknowledge the first, which has the headers.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -189,7 +189,7 @@ def _bind_socket(host: str, port: int) -> tuple[socket.socket | None, str]:
     except OverflowError:
         why = "a port is a number from 1 to 65535"
     except PermissionError:
-        why = "this computer does not let you use this port; those from 1024 on are free to take, such as 7860"
+        why = "this computer reserves this port; use one from 1024 on, such as 7860"
     except OSError as error:
         why = IN_USE if error.errno in (errno.EADDRINUSE, WINDOWS_IN_USE) else NOT_HERE
     server_socket.close()
@@ -197,7 +197,7 @@ def _bind_socket(host: str, port: int) -> tuple[socket.socket | None, str]:
 
 
 def _free_port(host: str, after: int) -> int:
-    """The next free port; 0 if none of the following ones is free."""
+    """Return the next free port; 0 if none of the following ones is free."""
     for port in range(after + 1, min(after + 1 + TRIED, 65536)):
         server_socket, _ = _bind_socket(host, port)
         if server_socket:
@@ -220,13 +220,13 @@ def announce(arguments: argparse.Namespace, port: int, access: JsonObject) -> No
             flush=True,
         )
     elif not arguments.no_browser and has_screen():
-        # Others can read the browser's command line, so the ticket on it works only once. The delay lets the server
+        # Other users can read the browser's command line, so its ticket works only once. The delay lets the server
         # start before the browser requests the page.
         threading.Timer(0.5, _open, [url(arguments.host, port, access.get("ticket", ""))]).start()
 
 
 def has_screen() -> bool:
-    """Whether a browser window can be opened: over SSH and on servers a browser would take over the terminal."""
+    """Return whether a browser window can be opened: over SSH and on servers a browser would take over the terminal."""
     if sys.platform in ("win32", "darwin"):
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
@@ -273,8 +273,8 @@ class QuietServer(uvicorn.Server):
         """Close the remaining connections."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         await super().shutdown(sockets)
-        # Threads cannot be interrupted, and the process would wait for each that still computes an answer. Nobody gets
-        # that answer any more, and files are written completely or not at all.
+        # Threads cannot be interrupted, and the process would wait for each that still computes an answer. Nobody
+        # receives that answer any more, and files are written completely or not at all.
         if self.is_process:
             last = threading.Timer(SHUTDOWN_TIMEOUT, os._exit, (0,))
             last.daemon = True

@@ -1,7 +1,7 @@
 """TensorBoard as a process of the page: on loopback, refusing requests without the page's secret.
 
 A port on loopback is open to every program and, by a name that points to it, to web sites; so only the page knows the
-secret. The process ends with the page, whose end of the pipe it watches.
+secret. The process watches the page's end of the pipe, and ends with the page.
 """
 
 import hmac
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def guarded(app: Callable[..., Iterable[bytes]], secret: str) -> Callable[..., Iterable[bytes]]:
-    """A WSGI application that refuses requests without the secret."""
+    """Return a WSGI application that refuses requests without the secret."""
 
     def answer(environ: JsonObject, start: Callable[..., Any]) -> Iterable[bytes]:
         if hmac.compare_digest(environ.get(HEADER, "").encode("latin-1"), secret.encode()):

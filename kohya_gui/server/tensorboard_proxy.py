@@ -19,7 +19,7 @@ from library.config.problems import Message
 from library.runs import layout, reader
 
 TENSORBOARD_ADDRESS = "/tensorboard"
-FONTS = "/font-roboto/"  # requested by TensorBoard at the root, whatever its own path is
+FONTS = "/font-roboto/"  # TensorBoard requests these at the root, whatever its own path is
 MAX_RUNS = 50  # newest runs whose curves are shown
 START_TIMEOUT = 60.0  # seconds it may take to start
 MAX_REQUEST_BYTES = 4_000_000  # bytes of a request to TensorBoard
@@ -35,7 +35,7 @@ class TensorboardProxy:
         self.server = TensorboardServer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answer an ASGI request."""
         path = scope.get("path", "")
         if path.startswith(FONTS) and self.server.running:
             path = TENSORBOARD_ADDRESS + path
@@ -54,7 +54,7 @@ class TensorboardProxy:
             await respond(scope, send, 404, "TensorBoard does not run.")
 
     def _offer(self) -> tuple[str, list[tuple[bytes, bytes]], str]:
-        """The page with the button that starts TensorBoard: opening a page starts nothing."""
+        """Return the page with the button that starts TensorBoard: opening a page starts nothing."""
         folders = curve_folders()
         if not folders:
             return "No training has written curves for TensorBoard yet. Set its logging folder (logging_dir).", [], ""
@@ -144,7 +144,7 @@ class TensorboardServer:
         try:
             started = json.loads(process.stdout.readline())
         except ValueError:
-            raise OSError("it ended at once; `kohya doctor` says whether the installation is whole") from None
+            raise OSError("it ended at once; `kohya doctor` checks the installation") from None
         finally:
             late.cancel()
         self.address = str(started["address"]).removesuffix(f"{TENSORBOARD_ADDRESS}/")
@@ -161,7 +161,7 @@ class TensorboardServer:
 
 
 def curve_folders() -> list[Path]:
-    """The folders of curves of this user's runs."""
+    """Return the folders of curves of this user's runs."""
     folders: dict[Path, None] = {}
     for run in reader.runs()[:MAX_RUNS]:
         config = run.facts.get("config") or {}
@@ -173,7 +173,7 @@ def curve_folders() -> list[Path]:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a request, or None if it is too large."""
+    """Return the body of a request, or None if it is too large."""
     parts, size = [], 0
     while True:
         message = await receive()

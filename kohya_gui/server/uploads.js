@@ -204,7 +204,7 @@ export class Sending {
 
 /** @typedef {{ path: string, files: File[] }} Folder files that were dropped, and the folder they were in, or "" */
 
-// What systems, editors and trainers (caches) keep beside the images of a folder.
+// Files that systems, editors and trainers (caches) keep beside the images of a folder.
 const BESIDE_IMAGES = /^(\.|Thumbs\.db$|desktop\.ini$)|\.(npz|safetensors)$/i;
 
 /**
@@ -258,7 +258,7 @@ async function foldersIn(entry, path) {
   }
 }
 
-const REPEATED = /^\d+_/; // the name of a folder that says how often its images are seen
+const REPEATED = /^\d+_/; // a folder name with the number of repeats
 
 /**
  * The names that dropped folders get within a folder. "" is that folder itself, for what is not in several folders and
@@ -279,7 +279,7 @@ const MAX_REFUSED = 5; // sentences about files that were not sent
 export const BUSY = "Files are being sent: drop these again when they are there.";
 
 /**
- * What to say of files: those that are in a folder now, and why others are not.
+ * The messages about files: those that are in a folder now, and why others are not.
  * @param {Outcome[]} outcomes
  * @param {string[]} folders that each was sent to
  */

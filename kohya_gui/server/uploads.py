@@ -67,7 +67,7 @@ class ImageUploads:
         }
 
     def name_folders(self, request: ApiRequest) -> JsonObject:
-        """The names of the folders for images that come from folders with these names."""
+        """Return the names of the folders for images that come from folders with these names."""
         names = request.texts("names")
         if len(names) > MAX_DROPPED_FOLDERS:
             count = counted(len(names), "folder")
@@ -77,7 +77,7 @@ class ImageUploads:
         return {"names": incoming_files.folder_names(names)}
 
     def begin(self, request: ApiRequest) -> JsonObject:
-        """What to do with each file: send it from an offset, send its checksum first, or nothing.
+        """Return the next action for each file: send it from an offset, send its checksum first, or nothing.
 
         A file is {name, size, modified, sums}; `sums` are CRC-32 of its first so many bytes, which the browser computes
         on request ("check"), and by which the server recognises a file that it has, wholly or in part.
@@ -95,7 +95,7 @@ class ImageUploads:
         _clear_old(folder, existing)
         names = [incoming_files.safe_name(file["name"]) for file in files]
         answers = [_answer_for_existing(folder, existing, name, file) for name, file in zip(names, files, strict=True)]
-        with self.busy:  # another request must not choose the same final names meanwhile
+        with self.busy:  # no other request may choose the same final names meanwhile
             to_send = [at for at, answer in enumerate(answers) if not answer]
             need_space(folder, sum(files[at]["size"] for at in to_send))
             parts = {at: self._part(folder, names[at], files[at]) for at in to_send}
@@ -116,12 +116,12 @@ class ImageUploads:
         if bytes_to_check:
             return {"state": "check", "bytes": bytes_to_check}
         upload = self.known.setdefault(part.name, Upload(part, name, file["size"]))
-        while len(self.known) > MAX_UNFINISHED:  # a browser that sends a forgotten one has to ask again
+        while len(self.known) > MAX_UNFINISHED:  # a browser that sends a forgotten file has to request it again
             del self.known[next(iter(self.known))]
         return {"state": "send", "id": part.name, "offset": _received_bytes(part), "name": upload.name}
 
     def _part(self, folder: Path, name: str, file: JsonMapping) -> tuple[Path, int]:
-        """The partial file of an upload, and how many of its bytes have to be compared first."""
+        """Return the partial file of an upload, and how many of its bytes have to be compared first."""
         identity = f"{folder}|{name}|{file['size']}|{file['modified']}"
         for number in range(MAX_ALIKE):
             key = hashlib.blake2b(f"{identity}|{number}".encode(), digest_size=12).hexdigest()
@@ -138,7 +138,7 @@ class ImageUploads:
         raise ConfigError("{name}: other files of this name are being sent; try again later", name=name)
 
     def take(self, query: Mapping[str, str], body: bytes) -> JsonObject:
-        """Append a piece to a file; the last one comes with the CRC-32 of the whole file (`sum`).
+        """Append a piece to a file; the last piece has the CRC-32 of the whole file (`sum`).
 
         A piece that does not fit there changes nothing, and the browser sends a new request.
         """
@@ -192,7 +192,7 @@ def _is_file(file: object) -> bool:
 
 
 def _answer_for_existing(folder: Path, existing: Mapping[str, str], name: str, file: JsonMapping) -> JsonObject:
-    """The reply for a file that need not be sent: it is refused, or exists already."""
+    """Return the reply for a file that need not be sent: it is refused, or exists already."""
     if why := incoming_files.refuse_file(name, file["size"]):
         return {"state": "refused", "name": name, "why": why}
     same = folder / existing.get(name.lower(), name)
@@ -205,7 +205,7 @@ def _answer_for_existing(folder: Path, existing: Mapping[str, str], name: str, f
 
 
 def _final(names: Sequence[str], taken: set[str]) -> list[str]:
-    """The final names of files, in order; repeated names get a number."""
+    """Return the final names of files, in order; repeated names get a number."""
     final_names: list[str] = [""] * len(names)
     unnamed = list(range(len(names)))
     while unnamed:  # each pass names one file of each group that shares a name

@@ -112,16 +112,16 @@ function card(job, open) {
 }
 
 /**
- * Whether the images that processes make are shown below their list, which may then not push them down.
+ * Whether the processes' images are shown below their list, which must then not push them down.
  * @param {HTMLElement} where
  */
 const isAbove = (where) => where.matches(".sampling *");
 
 /** @type {WeakMap<HTMLElement, string>} */
-const shownJobs = new WeakMap(); // what a card shows
+const shownJobs = new WeakMap(); // content of a card
 
 /**
- * The cards of processes. Of what shows the same as before it is the same element, which keeps focus and folds.
+ * The cards of processes. Unchanged cards keep their element, and so focus and folds.
  * @param {HTMLElement} where
  * @param {Job[]} jobs
  */
@@ -159,7 +159,7 @@ function update(before, element) {
 }
 
 /**
- * Give a place these children, and leave those in place that it has.
+ * Set the children of an element without moving those that it has already.
  * @param {HTMLElement} where
  * @param {HTMLElement[]} children
  */

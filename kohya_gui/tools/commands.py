@@ -24,7 +24,7 @@ from library.tools.forms import FORMS
 from library.tools.forms import FORMS as TOOLS
 
 COMMANDS: dict[str, CommandForms] = {"tools": TOOLS, "caption": CAPTION, "mask": MASK}
-MAX_PROCESSES = {"tools": 3}  # at once; one of any other kind, as two models captioning one folder would mix
+MAX_PROCESSES = {"tools": 3}  # at once; other kinds run alone, as two models captioning one folder would mix
 MAX_LISTED = 6
 TITLES = {command: forms.titles for command, forms in COMMANDS.items()} | {
     "models": {"get": "Download"},
@@ -71,13 +71,13 @@ class ToolCommands:
         return job_status(jobs.stop_job(jobs.find_job(request.text("id"))))
 
     def list(self, request: ApiRequest) -> JsonObject:
-        """The last processes of a command, the newest first."""
+        """Return the last processes of a command, the newest first."""
         command = request.text("command")
         kind = command if command in TITLES else _forms(request).command
         return {"jobs": [job_status(job) for job in jobs.jobs_of_kinds(kind)[:MAX_LISTED]]}
 
     def guard(self, text: str, kind: str, label: str) -> Path | str:
-        """A path of a form, checked by the guard; an id of a model on the hub unchanged."""
+        """Return a path of a form, checked by the guard; an id of a model on the hub unchanged."""
         if kind == "model" and model_folder.is_repository(text):
             return text
         if kind in ("folder", "model"):
@@ -102,7 +102,7 @@ class ToolCommands:
 
 
 def _placed_beside(forms: CommandForms, name: str, values: JsonMapping) -> JsonMapping:
-    """The values of a form, with a new file that has only a name put beside the first file that is read."""
+    """Return the values of a form, with a new file that has only a name put beside the first file that is read."""
     form = forms.all().get(name)
     fields = form.fields if form else ()
     new = next((field.name for field in fields if field.kind == "new"), "")
@@ -114,7 +114,7 @@ def _placed_beside(forms: CommandForms, name: str, values: JsonMapping) -> JsonM
 
 
 def title_of(job: jobs.BackgroundJob) -> str:
-    """What the page calls a job."""
+    """Return a job's title on the page."""
     command, name, *_ = *job.facts.get("arguments", ()), "", ""
     return OTHER_TITLES.get(command) or TITLES.get(command, {}).get(name, name)
 
@@ -148,7 +148,7 @@ def _run_name(run_id: str) -> str:
 
 
 def job_status(job: jobs.BackgroundJob) -> JsonObject:
-    """A job as the page shows it."""
+    """Return a job as JSON for the page."""
     command, name, *words = *job.facts.get("arguments", ()), "", ""
     out, log = _new_file(words), job.log_end
     about = out or next((word for word in words if word and not word.startswith("--")), "")
@@ -185,7 +185,7 @@ def _forms(request: ApiRequest) -> CommandForms:
 
 
 def forms_html(forms: CommandForms, left_out: Sequence[str] = ()) -> str:
-    """Every form of a command; all but the first are hidden, and a row of choices switches."""
+    """Return every form of a command; all but the first are hidden, and a row of choices switches."""
     all_forms = forms.all()
     radios = "".join(
         f'<label><input type="radio" name="{forms.command}-which" value="{name}"{" checked" * (at == 0)}>'
@@ -249,7 +249,8 @@ WIDE_KINDS = ("file", "folder", "model", "new", "files", "lines")
 
 
 def lora_row(element: str, name: str = "lora", label: str = "LoRA file") -> str:
-    """A LoRA file, or one described by `name` and `label`, and its weight: the first row of a list that grows."""
+    """Return a LoRA file, or one described by `name` and `label`, and its weight: the first row of a list that
+    grows."""
     return (
         f'<div class="file"><input id="{element}-first" aria-label="{label}" spellcheck="false" autocomplete="off">'
         + picker.browse_button(name, label, "file")
@@ -265,7 +266,7 @@ class ToolsTab:
 
 
 def tools_tab_html() -> str:
-    """The tab as HTML."""
+    """Return the tab as HTML."""
     template = "For finished LoRA files of {families}. Results are new files: nothing is ever overwritten."
     about = Message(template, families=families.titles())
     return (

@@ -27,7 +27,7 @@ from library.sampling.feature_cache import FeatureCache, block_chain
 
 IMAGE_STEPS = 4  # of a measured image; each takes the same time
 ONCE = timing.TimingPlan(steps=1, warmup=0, seconds=1.0)
-# What the host asks the GPU for -> its names in a profile.
+# Operations that the host requests from the GPU -> their names in a profile.
 HOST_OPERATIONS = {
     "kernels": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
     "graphs": ("cudaGraphLaunch",),
@@ -74,7 +74,7 @@ class TimedImages:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Generate within this context, as if many images were left."""
+        """Generate within this context as if many images remained."""
         height, width = self._sampler.size(self._request)
         texts = 2 if self._sampler.is_guided(self._request) else 1
         left = ImagesLeft(10**6, ((texts, height // LATENT, width // LATENT),))
@@ -96,7 +96,7 @@ class TimedImages:
         return self.engine.images(self._sampler, [self._request], draw)
 
     def facts(self) -> JsonObject:
-        """Return what was compiled and recorded, and why not."""
+        """Return what was compiled and recorded, and the reasons if not."""
         self._log.drain()
         total, recorder = self.engine.plan.log.summary(), self.engine.recorder
         compiled = {name: total[name] for name in ("num_graphs", "recompiles", "seconds", "cache_hits")}
@@ -109,7 +109,7 @@ class TimedImages:
 
 
 def host_operations(call: Callable[[], Any], device: torch.device) -> dict[str, int]:
-    """Return how many kernels, graphs and copies the host asks a GPU for in a call, and how often it waits."""
+    """Return how many kernels, graphs and copies the host launches on a GPU in a call, and how often it waits."""
     if device.type != "cuda":
         return {}
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:

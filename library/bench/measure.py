@@ -32,9 +32,9 @@ class BenchRun:
     parts: Sequence[str]
     resolutions: Sequence[int]
     plan: timing.TimingPlan
-    compile_all: bool = False  # also text encoders and VAE, which a training runs eagerly
+    compile_all: bool = False  # compile text encoders and VAE, too, which a training runs eagerly
     say: Callable[[str], None] = print
-    ways: Sequence[str] | None = None  # to generate images; None for all of this device
+    ways: Sequence[str] | None = None  # ways to generate images; None: all of this device
     rows: list[JsonObject] = field(default_factory=list)
     rate: JsonObject = field(default_factory=dict)
 
@@ -74,11 +74,13 @@ class BenchRun:
         }
         return content | {"best": report.best(content)}
 
-    # ---- what there is to do
+    # ---- units of measurement
 
     def _todo(self) -> Iterator[tuple[JsonObject, Callable[[], Iterator[JsonObject]]]]:
         """Yield units of measurement: the start of their row, and the function that measures them."""
-        has_images = SAMPLE in self.parts and isinstance(self.subject, FamilySubject)  # with text and decoding
+        has_images = SAMPLE in self.parts and isinstance(
+            self.subject, FamilySubject
+        )  # text encoding and decoding included
         if ENCODERS in self.parts or has_images:
             for name in self.subject.encoders():
                 yield {"part": f"text encoder {name}", "candidate": "eager"}, lambda name=name: self._encoder(name)

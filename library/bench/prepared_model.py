@@ -42,7 +42,7 @@ class StepCost:
 def count_step(subject: Subject, trainable: TrainableModel, config: RunConfig, resolution: int) -> StepCost:
     """Count a step on a copy without memory, on the CPU: shapes and dtypes are the same on every device.
 
-    A model that reads values, such as the lengths of captions, has to be run for it.
+    A model that depends on values, such as caption lengths, has to be run instead.
     """
     world, device = shapes.FakeTensorContext(), torch.device("cpu")
     empty = world.copy(trainable.components.denoiser, device, fp8_storage.compute_type(config))

@@ -40,7 +40,7 @@ from library.runs.launcher import launch_command
 
 WARM, TIMED = 3, 2  # steps; the first load kernels and compile, so they are excluded from the speed
 TRIES = 6
-CAPTION = "a picture of one colour, and as many words about it as fit into a long caption, " * 8
+CAPTION = "an image of one colour, and as many words about it as fit into a long caption,  " * 8
 
 # Switched off in a try, as it affects neither memory nor speed.
 WITHOUT_EXTRAS = {
@@ -84,7 +84,7 @@ Attempt = Callable[[Any], Measured]
 
 
 class Probe:
-    """Tries of one config, and the best so far. `report` is called for every news."""
+    """Tries of one config, and the best so far. `report` receives each new message."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         "--script",
         choices=list(RUNS),
         metavar="SCRIPT",
-        help="the training script; detected from the file when not given",
+        help="the training script (default: detected from the file)",
     )
     parser.add_argument("--cpu", action="store_true", help="on the CPU, even if there is a GPU")
     arguments = parser.parse_args(argv)
@@ -312,7 +312,7 @@ def run_probe(config: RunConfig, how: JsonMapping, work: JobRecord) -> Probe:
     raise_if_any([problem for problem in preflight.evaluate(config, images)[0] if problem.code != paths.THERE])
     if busy := reader.active():
         raise ConfigError(
-            "{run} is still {state}: what is free now is not what there will be; wait for it",
+            "{run} is still {state}, so free memory will change: wait until it has ended",
             run=busy.name,
             state=busy.state,
         )

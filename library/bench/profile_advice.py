@@ -1,6 +1,6 @@
 """What a profile means: operations sorted into kinds, and sentences on what takes the time and what to change.
 
-Plain tables in, words out. Loads no torch, so that the rules can be applied to made-up tables.
+Works on plain tables without torch, so that tests can apply the rules to invented ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from library.config.schema import option_values
 from library.measuring.candidates import format_changes
 
 SMALL_KINDS = ("elementwise", "norms and reductions", "copies", "bookkeeping")
-IDLE = 0.15  # of a step: less is what any step has at its edges
+IDLE = 0.15  # share of a step; any step has less than this at its edges
 ADVISED_OPTIONS = (
     "compile",
     "compile_mode",
@@ -41,7 +41,7 @@ MAY_KEEP_A_SHARE = "may_keep_a_share"  # beside these: whether compile_activatio
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to know: which rule, how much of a step it is about, in words, and options that would change it."""
+    """One finding: its rule, its share of a step, its sentence, and options that would change it."""
 
     rule: str
     share: float
@@ -50,7 +50,7 @@ class Advice:
 
 
 def settings_for_advice(config: RunConfig) -> JsonObject:
-    """Return the options that the rules look at, and MAY_KEEP_A_SHARE."""
+    """Return the options that the rules read, and MAY_KEEP_A_SHARE."""
     settings = {name: value for name, value in option_values(config).items() if name in ADVISED_OPTIONS}
     without_offloading = replace(config, memory=replace(config.memory, cpu_offload_checkpointing=False))
     budget_is_refused = any(compile_rules.budget_problems(config.compile, without_offloading))
@@ -69,7 +69,7 @@ Facts = JsonMapping
 
 
 def _waits(facts: Facts) -> int:
-    return facts["syncs"] if facts.get("idle") is not None else 0  # without a GPU nothing waits for it
+    return facts["syncs"] if facts.get("idle") is not None else 0  # without a GPU nothing waits
 
 
 def _starved(facts: Facts) -> bool:
@@ -297,7 +297,7 @@ RULES: tuple[Callable[[Facts, Facts], Iterator[Advice]], ...] = (
 )
 
 
-# ---- in words
+# ---- as text
 
 
 def profile_text(facts: JsonMapping) -> str:

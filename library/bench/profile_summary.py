@@ -1,6 +1,6 @@
 """Sum up a profiler's table per step: shares of the kinds of operations, launches, waits, copies and casts.
 
-Loads no torch, so that it can be applied to made-up tables.
+Loads no torch, so that tests can pass invented tables.
 """
 
 import re
@@ -92,12 +92,12 @@ def summary(rows: Iterable[ProfileRow], steps: int, step_ms: float, device: str)
         "step_ms": round(step_ms, 3),
         "busy_ms": round(busy, 3),
         "idle": round(max(0.0, 1 - busy / step_ms), 4) if sees_gpu and step_ms else None,
-        "blind": device == "cuda" and not sees_gpu,  # the profiler was not allowed to look at the GPU
+        "blind": device == "cuda" and not sees_gpu,  # the profiler had no access to the GPU
         "kinds": {name: round(us / total, 4) for name, us in sorted(kinds.items(), key=lambda k: -k[1])},
         "operations": operations,
         "launches": _count(all_rows, LAUNCHES) // steps,
         "syncs": syncs,
-        # Each waits for the GPU; others read what the host has itself, such as an optimizer's number of steps.
+        # Each waits for the GPU; others read values on the host, such as an optimizer's step count.
         "reads": min(_count(all_rows, READS) // steps, syncs),
         "casts": _count(all_rows, CASTS) // steps,
         "copies": {

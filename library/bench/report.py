@@ -1,4 +1,4 @@
-"""Benchmark results in words and as a table. Plain numbers in, text out; no torch, as the page uses it, too."""
+"""Benchmark results as sentences and as a table. Loads no torch, as the page uses it, too."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from library.config.problems import Message, MessageLike, counted, join_messages
 
 Row = JsonMapping
 ENCODERS, ENCODE, DECODE, BLOCKS, STEP = STEP_PARTS = ("encoders", "vae-encode", "vae-decode", "blocks", "step")
-SAMPLE = "sample"  # only on request: generating images, which is no part of a step
+SAMPLE = "sample"  # only on request: generating images is no part of a step
 UNEVEN = 1.35  # p90 / p50 from which times count as unsteady
 NEAR = 1.03  # times within this ratio count as equal; then the smaller memory decides
 
@@ -168,7 +168,7 @@ def noise_warning(result: JsonMapping) -> list[MessageLike]:
     uneven = sum(row["ms"]["p90"] > UNEVEN * row["ms"]["p50"] for row in rows)
     if uneven * 3 < len(rows) or not rows:
         return []
-    template = "Times varied by more than a third: something else used this machine; measure again when it is idle."
+    template = "Times varied by more than a third: another program used this machine; measure again when it is idle."
     return [Message(template)]
 
 

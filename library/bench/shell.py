@@ -83,7 +83,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
         "run", nargs="?", type=Path, metavar="RUN.toml", help="measure the training that a TOML describes"
     )
     args.add_argument("--family", choices=FAMILIES, help="measure a model with random weights")
-    args.add_argument("--size", choices=("full", "tiny"), help="of such a model (default: full on a GPU, else tiny)")
+    args.add_argument("--size", choices=("full", "tiny"), help="size of that model (default: full on a GPU, else tiny)")
     args.add_argument("--script", help="the kind of training (default: the family's LoRA; for a TOML, guessed from it)")
     args.add_argument("--diffusers", metavar="CLASS", help="measure a transformer of diffusers with random weights")
     args.add_argument("--config", type=Path, metavar="FILE", help="its config.json, which may also name the class")
@@ -100,24 +100,22 @@ def build_bench_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="variants to measure, the baseline first, each for the parts that have it; --list shows all",
+        help="settings to measure, the baseline first, each for its own parts; --list shows all",
     )
-    args.add_argument(
-        "--resolution", action="append", default=[], metavar="N", help="sides of the images: 512,1024,2048"
-    )
-    args.add_argument("--batch", type=int, metavar="N", help="images of a step (default: 1, or the TOML's)")
+    args.add_argument("--resolution", action="append", default=[], metavar="N", help="image sizes: 512,1024,2048")
+    args.add_argument("--batch", type=int, metavar="N", help="images per step (default: 1, or the TOML's)")
     args.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="any option of the training")
-    args.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
+    args.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: the GPU if there is one)")
     args.add_argument("--steps", type=int, default=20, metavar="N", help="measured repetitions (default: 20)")
-    args.add_argument("--warmup", type=int, default=3, metavar="N", help="repetitions before them (default: 3)")
-    args.add_argument("--seconds", type=float, default=30.0, metavar="S", help="most for one measurement (default: 30)")
-    args.add_argument("--fresh", action="store_true", help="compile with an empty cache, to see how long that takes")
+    args.add_argument("--warmup", type=int, default=3, metavar="N", help="warm-up repetitions (default: 3)")
+    args.add_argument("--seconds", type=float, default=30.0, metavar="S", help="seconds per measurement (default: 30)")
+    args.add_argument("--fresh", action="store_true", help="compile with an empty cache, to measure the compile time")
     args.add_argument(
         "--compile-all", action="store_true", help="compile text encoders and VAE too, which training does not"
     )
-    args.add_argument("--profile", action="store_true", help="see where the time of a step goes, and what to change")
-    args.add_argument("--out", type=Path, metavar="FOLDER", help="where the result goes (default: with the other ones)")
-    args.add_argument("--json", action="store_true", help="print the result as JSON too")
+    args.add_argument("--profile", action="store_true", help="show where the time of a step goes, and what to change")
+    args.add_argument("--out", type=Path, metavar="FOLDER", help="folder for the result (default: beside the others)")
+    args.add_argument("--json", action="store_true", help="also print the result as JSON")
     args.add_argument("--list", action="store_true", help="list the candidates and exit")
     return args
 
@@ -171,16 +169,16 @@ def _not_together(arguments: argparse.Namespace) -> Iterator[str]:
     if report.SAMPLE in _split_commas(arguments.part) and arguments.diffusers:
         yield "--part sample is for --family and RUN.toml: images of other transformers are not generated here"
     if arguments.input and (arguments.run or arguments.family):
-        yield "--input is for --diffusers: what our own families are called with is known"
+        yield "--input is for --diffusers: the inputs of our own families are known"
     for name in ("part", "candidate", "resolution"):
         if (values := getattr(arguments, name)) and not _split_commas(values):
             yield f"--{name} {','.join(values)} names nothing: give one or leave it out"
         if arguments.profile and name != "part" and len(_split_commas(values)) > 1:
-            yield f"--profile looks at one way at one size: give --{name} one only"
+            yield f"--profile takes exactly one value of --{name}"
 
 
 def _subject(arguments: argparse.Namespace) -> "Subject":
-    # Imported here and below only, as these load PyTorch.
+    # Imported inside functions, as these load PyTorch.
     from library.bench import machine, subjects
     from library.bench.diffusers import model as diffusers_model
 

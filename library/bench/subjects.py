@@ -1,4 +1,4 @@
-"""What is measured: a model of this project, with random weights or from a run's TOML."""
+"""Subjects to measure: models of this project, with random weights or from a run's TOML."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class LearnedText(FrozenBaseMethod):
 
 
 class Subject(Protocol):
-    """Something to measure."""
+    """A model and training to measure."""
 
     title: str
     about: JsonMapping  # description for the result file
@@ -138,7 +138,7 @@ class FamilySubject:
         return torch.randn(self.batch, channels, height // FACTOR, width // FACTOR, device=device)
 
     def shown(self, trainable: TrainableModel, latents: Tensor) -> list[Tensor]:
-        """Return random control inputs for these latents: latents, or pixels for models that read pixels."""
+        """Return random control inputs for these latents: latents, or pixels if the model reads pixels."""
         if self.config({}).control_images.guided:
             number, _, height, width = latents.shape
             return [torch.rand(number, 3, height * FACTOR, width * FACTOR, device=latents.device) * 2 - 1]

@@ -1,4 +1,4 @@
-"""Which settings of a training, and which ways to generate images, `kohya bench` measures for some names."""
+"""Choose the training settings and the ways to generate images that `kohya bench` measures."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What blocks of one class are called with, as their family states it and the compiler uses it. Needs no torch."""
+"""The inputs of blocks of one class, stated by their family and used by the compiler. Needs no torch."""
 
 from dataclasses import dataclass
 
@@ -14,4 +14,4 @@ class BlockInputs:
     dynamic: tuple[tuple[int, int], ...]  # (position, dimension) of sizes that depend on the bucket
     sizes: int = 1  # the number of different sizes, where each is compiled on its own
     level: int = 0  # Family.resolution_level, where sizes are compiled one by one: other levels see other sizes
-    before_trainable: bool = False  # the block runs before all trained parameters
+    before_trainable: bool = False  # the block runs before any trained parameter

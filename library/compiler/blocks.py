@@ -26,7 +26,7 @@ from library.config.compile_modes import MODES, RECORDED_MODES
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, counted, raise_if_any
 
-__all__ = ["find_compile_problems"]  # with what is defined below
+__all__ = ["find_compile_problems"]  # also defines the classes below
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class BlockCompiler:
     backends: Mapping[nn.Module, str]  # of blocks with a separate one
     log: CompileLog
     learning: Collection[str] = ()  # classes of which some block has trained parameters
-    apart: str = ""  # a name that keeps graphs apart from those of other calls of the same blocks
+    apart: str = ""  # separates graphs from those of other calls of the same blocks
 
     def entry(self, block: nn.Module, cls: type[nn.Module]) -> type[nn.Module]:
         """Return the class with which a block of the class `cls` enters compiled code, and let the log expect it."""

@@ -38,7 +38,7 @@ def use_cache(option_folder: str | None, device: torch.device) -> Path:
     chosen, default = _in_environment(), default_cache_dir()
     wanted = _folders(option_folder, device)
     folder = next((folder for folder in wanted if not (_why_unusable(folder, device) or _why_not_made(folder))), None)
-    # A value that somebody else has set stays if it can be used.
+    # A usable value that was set outside this program stays.
     unusable, used = bool(chosen) and folder != wanted[0], folder or Path(default)
     for name, inner in ((INDUCTOR, used), ("TRITON_CACHE_DIR", used / "triton")):
         if unusable or folder and os.environ.get(name) in (None, default, _set_variables.get(name)):
@@ -84,7 +84,7 @@ def _folder_of_warm_settings() -> Path | None:
 
 
 def find_cache_problems(option_folder: str | None, device: torch.device) -> Iterator[Problem]:
-    """Yield why the chosen folder cannot be used, for which another stands in. Creates nothing."""
+    """Yield why the chosen folder cannot be used, and the folder that replaces it. Creates nothing."""
     chosen = _in_environment() or option_folder
     if not chosen or not (why := _why_unusable(Path(chosen), device)):
         return
@@ -206,7 +206,7 @@ def limit_cache(max_bytes: int, root: Path | None = None) -> None:
     """Store the most bytes that the cache may have, and prune it to them."""
     root = root or default_root()
     if max_bytes < 0:
-        raise ConfigError("a cache has no less than 0 bytes; give 0 to keep nothing but what is in use")
+        raise ConfigError("the limit must not be negative; 0 keeps only code in use")
     write_atomic(root / LIMIT_FILE, json.dumps({"bytes": max_bytes}))
     prune_cache(root)
 

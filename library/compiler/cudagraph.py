@@ -1,8 +1,8 @@
 """CUDA graphs of a whole denoiser: forward and backward are recorded once per size and replayed.
 
 With a small batch a fast GPU waits for the processor, which launches some 10,000 kernels in a step of SDXL. PyTorch's
-own recordings (`reduce-overhead` of inductor) belong to each compiled block and are made anew whenever a graph meets
-the weights of another block, so blocks that share graphs never stop recording. Here the whole denoiser is one
+own recordings (`reduce-overhead` of inductor) belong to each compiled block and are repeated whenever a graph is called
+with the weights of another block, so blocks that share graphs never stop recording. Here the whole denoiser is one
 recording, compiled or not.
 
 A recording reads and writes fixed addresses: inputs are copied into its buffers, weights must not move, and gradients
@@ -41,7 +41,7 @@ MAX_SIZES = 64  # recorded sizes; others run eagerly
 MAX_REPLAY_SHARE = 0.97  # with cuda_graphs = auto, record only if a replay takes at most this share of an eager pass
 BEYOND_LIMIT = "they would take more of the GPU's memory than gpu_memory_limit allows"
 NO_ROOM_FOR_OPTIMIZER = "they would leave too little of the GPU's memory for the optimizer"
-SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded
+SPARE_BYTES = 2**29  # share of the GPU's memory left for everything outside recordings
 
 
 def leave_default_stream() -> None:
@@ -126,7 +126,7 @@ class NotRecorded:
 
     why: str
     out_of_memory: bool = False
-    lacks_memory: bool = False  # more of the GPU's memory would have helped
+    lacks_memory: bool = False  # more GPU memory would have helped
     expected: bool = False
 
 
@@ -140,9 +140,9 @@ class GraphedModel:
         self.trained: list[nn.Parameter] = []
         self.gradients: list[Tensor] = []  # of the trained parameters; recordings write them
         self.size_limit = MAX_SIZES
-        self.why_not = ""  # why nothing is recorded any more
-        self.recording_seconds = 0.0  # spent so far, with failed attempts
-        self.lacks_memory = False  # whether that is the GPU's memory, which other steps may need less of
+        self.why_not = ""  # why recording has ended
+        self.recording_seconds = 0.0  # spent so far, including failed attempts
+        self.lacks_memory = False  # whether a lack of GPU memory ended it, of which other steps may need less
         # Frees optional other users of GPU memory; returns False if there are none.
         self.free_others: Callable[[], bool] = lambda: False
         self.automatic = reserve is not None
@@ -173,7 +173,7 @@ class GraphedModel:
         self._busy = lambda: None
 
     def drop_reserve(self) -> None:
-        # It has allocated its states, so nothing must stay free for them.
+        # The optimizer has allocated its states, so no reserve is needed any more.
         self._reserve = self._reserve and 0
 
     def keep_gradients(self) -> None:
@@ -213,7 +213,7 @@ class GraphedModel:
             self._release(others // 2)
             problem = "CUDA graphs for inputs of %s do not fit into the GPU's memory beside those of other image sizes"
             logger.warning(
-                f"{problem}: %d sizes are recorded from now on, the others train slower", shape, self.size_limit
+                f"{problem}: from now on %d sizes are recorded, the others train slower", shape, self.size_limit
             )
             return None
         self.lacks_memory = outcome.lacks_memory
@@ -239,7 +239,7 @@ class GraphedModel:
                 return NotRecorded(why)
             return self._not_worth_it(recording) or recording
         except torch.OutOfMemoryError:
-            pass  # its traceback holds what was allocated, so the refusal is made outside of this handler
+            pass  # its traceback holds the allocated tensors, so the refusal is created outside this handler
         finally:
             torch.set_rng_state(rng_states[0])
             torch.cuda.set_rng_state(rng_states[1])
@@ -269,12 +269,12 @@ class GraphedModel:
         self._release(0)
         self.why_not = why
         level = logging.INFO if expected else logging.WARNING
-        logger.log(level, "CUDA graphs are not recorded from now on: %s", why)
+        logger.log(level, "CUDA graphs are no longer recorded: %s", why)
 
     def make_room(self) -> None:
         """Free all recordings to release memory. Sizes are recorded again when they next occur."""
         self.free_others()
-        logger.warning("Freed the CUDA graphs, as the next work needs their memory; they are recorded again later")
+        logger.warning("Freed the CUDA graphs, as other work needs their memory; they are recorded again later")
         self.forget()
 
     def forget(self) -> None:
@@ -284,7 +284,7 @@ class GraphedModel:
     def begin_again(self) -> None:
         """Free all recordings and reset all decisions, before steps with other settings."""
         if self.why_not:
-            logger.info("CUDA graphs are tried again, as the next steps may need less memory")
+            logger.info("Trying CUDA graphs again, as the next steps may need less memory")
         self.why_not, self.lacks_memory, self._paid = "", False, False
         self._release(MAX_SIZES)
 

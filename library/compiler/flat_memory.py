@@ -1,7 +1,7 @@
 """Many small tensors one after another in one buffer, so that one kernel serves all of them.
 
-Whether tensors lie like this is read from their addresses whenever it matters. What has moved a tensor elsewhere, such
-as `.to()`, therefore needs to know nothing of this: the tensor is then handled by itself, as any other.
+The layout is checked by the tensors' addresses at every use, so code that moves a tensor elsewhere, such as `.to()`,
+need not know about it: that tensor is then handled individually.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ ALIGNED = 64  # elements; matrix products of half precision want 16 bytes, and a
 class Run:
     """Tensors that lie one after another, each beginning at a multiple of ALIGNED elements after the first."""
 
-    members: list[int]  # their numbers, by address
-    flat: list[Tensor]  # in one dimension with what pads them; for one member the tensor itself
+    members: list[int]  # their indices, by address
+    flat: list[Tensor]  # one-dimensional, padding included; for one member the tensor itself
 
 
 def find_runs(*lists: Sequence[Tensor], kinds: Sequence[Any] = ()) -> list[Run]:
     """Return the longest runs of the first list whose tensors lie alike in all other lists, and are of one kind;
     `kinds` has the kind of each tensor.
 
-    `flat` has one tensor per list. Runs come in the order of their first member in the list. What lies between two
+    `flat` has one tensor per list. Runs come in the order of their first member in the list. Memory between two
     tensors is changed with them, so it must be padding of `lay_out`.
     """
     spans = [[_span(tensor) for tensor in tensors] for tensors in lists]
@@ -63,7 +63,7 @@ def split(runs: Sequence[Run], flat: Sequence[Tensor], tensors: Sequence[Tensor]
 
 
 def lay_out(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Return new memory in which tensors like these lie as one run, and the new tensors. What pads them is zero."""
+    """Return new memory in which tensors like these lie as one run, and the new tensors. Padding is zero."""
     *before, last = [tensor.numel() for tensor in tensors]
     make = torch.zeros if any(size % ALIGNED for size in before) else torch.empty
     flat = make(sum(map(_padded_size, before)) + last, dtype=tensors[0].dtype, device=tensors[0].device)
@@ -81,7 +81,7 @@ def like(tensors: Sequence[Tensor]) -> list[Tensor]:
 def copy_(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy each tensor into the one at its place in `into`, whole runs at once."""
     pairs = [run.flat for run in find_runs(into, values)]
-    if pairs:  # PyTorch refuses empty lists
+    if pairs:  # PyTorch rejects empty lists
         torch_private.foreach_copy_([to for to, _ in pairs], [new for _, new in pairs])
 
 

@@ -9,7 +9,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 BYTES_PER_GIB = 2**30
-CONTEXT_BYTES = int(0.8 * BYTES_PER_GIB)  # that a process takes besides PyTorch's allocator, as measured on an H200
+CONTEXT_BYTES = int(0.8 * BYTES_PER_GIB)  # memory of a process outside PyTorch's allocator, measured on an H200
 _limits: list[tuple[int, torch.device]] = []  # bytes that PyTorch may reserve of a GPU; empty without a limit
 _held_allocators: list[torch.device] = []
 
@@ -38,7 +38,7 @@ def held_to(gib: float | None, device: torch.device, by_allocator: bool = True) 
 
 
 def lift() -> bool:
-    """Let steps take all of the GPU again, as they need more; return whether they were held to less."""
+    """Lift the limit, as steps need more memory; return whether there was one."""
     if were_held := bool(_held_allocators):
         logger.warning("Steps or samples need more GPU memory than gpu_memory_limit: the limit is lifted")
         _take_all()
@@ -62,7 +62,7 @@ def free_memory(device: torch.device | None = None) -> int:
 
 
 def memory_for_tensors(device: torch.device) -> int:
-    """Return the bytes for new tensors, in what PyTorch has reserved too."""
+    """Return the bytes available for new tensors, including those that PyTorch has reserved."""
     return free_memory(device) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
@@ -71,6 +71,6 @@ def free_at_peak(device: torch.device) -> int:
 
 
 def lift_for(needed: int) -> bool:
-    """Lift the limit if it does not leave `needed` bytes beside the tensors that exist; return whether it did."""
+    """Lift the limit if it does not leave `needed` bytes beside existing tensors; return whether it was lifted."""
     short = any(limit - torch.cuda.memory_allocated(device) < needed for limit, device in _limits)
     return short and lift()

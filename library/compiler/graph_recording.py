@@ -60,7 +60,7 @@ class Recording:
     ) -> None:
         """Run `passes` eager passes, so that compiling and the choice of kernels happen before the capture."""
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in flattened.tensors]
-        self.elements = flattened.elements  # of its inputs: by it, recordings are larger or smaller than others
+        self.elements = flattened.elements  # of its inputs, by which recordings are compared
         self.addresses = [p.data_ptr() for p in learn]
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.before = self.seconds = 0.0  # per pass, eager and replayed

@@ -33,7 +33,7 @@ class CompiledGraph:
     bucket: str = ""  # image size of its first batch, such as 1024x768
 
 
-# PyTorch's callbacks do not name the block, so blocks hold the log and tell it.
+# PyTorch's callbacks do not name the block, so blocks hold the log and report to it.
 # Why: docs/decisions/2026-11-22-compile-log-is-handed-on.md
 class CompileLog:
     """Expected and actual graphs of one training or measurement.
@@ -49,7 +49,7 @@ class CompileLog:
         self.on_graph = on_graph
         self.events: list[CompiledGraph] = []
         self.expected: dict[str, list[Hashable]] = {}  # class of block -> the shape of each block
-        self.fallback: MessageLike = ""  # why compiled blocks were given up, if they were
+        self.fallback: MessageLike = ""  # why compiled blocks were abandoned, if they were
         self.attention = ""  # the attention kernel that was put first, on a GPU
         self.speedup = Speedup()
         self.later: set[str] = set()  # expected classes whose blocks still run eagerly, as the plan decides
@@ -69,7 +69,7 @@ class CompileLog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __deepcopy__(self, known: dict[int, Any]) -> "CompileLog":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompileLog":
         return self  # compiled blocks hold it, and copies of them run in the same process
 
     @property
@@ -104,7 +104,7 @@ class CompileLog:
         return {kind: sum(self._sizes[kind, shape] for shape in set(shapes)) for kind, shapes in self.expected.items()}
 
     def due_for_one_size(self) -> int:
-        """Number of graphs that a batch of one size needs by now, without blocks that are compiled in later steps."""
+        """Number of graphs that a batch of one size needs now, without blocks that are compiled in later steps."""
         # While another process compiles, every block is still in `later`, and all graphs count.
         needed = {kind: len(set(shapes)) for kind, shapes in self.expected.items()}
         return sum(number for kind, number in needed.items() if kind not in self.later) or sum(needed.values())
@@ -159,7 +159,7 @@ class CompileLog:
         return self.events[-1].total if self.events else 0.0
 
     def curves(self) -> dict[str, float]:
-        """Values for the tracker's curves after a step, empty without compiled blocks."""
+        """Return values for the tracker's curves after a step, empty without compiled blocks."""
         if not self.expected or self.fallback:
             return {}
         saved = {"compile/saved_seconds": round(self.speedup.gained - self.seconds, 2)} if self.speedup.eager else {}
@@ -177,7 +177,7 @@ class CompileLog:
         return f"{first} {self.speedup.sentence(self.seconds)}".strip()
 
     def unproven(self) -> list[str]:
-        """Return classes that should be compiled and have no graph. Call it after a step in which all blocks ran."""
+        """Return classes that should be compiled but have no graph. Call it after a step in which all blocks ran."""
         compiled = {e.block for e in self.events if not e.failed}
         return [kind for kind in self.expected if kind not in compiled and kind not in self.later]
 
@@ -219,7 +219,7 @@ class CompileLog:
         graph, seconds = str(m.compile_id), (m.duration_us or 0) / 1e6
         if (place := (m.co_name or "").removeprefix(RESUMED)) != (m.co_name or ""):
             self._resumed.append(f"it ends before line {place.rpartition('_')[2]} of {place.rpartition('_at_')[0]}")
-        first = f"{graph.partition('/')[0]}/0"  # its block is known even if a recompilation failed before it began
+        first = f"{graph.partition('/')[0]}/0"  # so the block is known even if a recompilation fails before it begins
         return CompiledGraph(
             block=self._owner.get(graph) or self._owner.get(first) or m.co_name or "?",
             graph=graph,

@@ -22,7 +22,7 @@ from library.compiler.torch_private import pytree
 logger = logging.getLogger(__name__)
 
 MAX_RECORDED_PASSES = 16  # sizes; others are not recorded
-SPARE_BYTES = 2**29  # of the GPU's memory, left for all that is not recorded
+SPARE_BYTES = 2**29  # share of the GPU's memory left for everything outside recordings
 
 
 class PassGraph(Protocol):
@@ -32,7 +32,7 @@ class PassGraph(Protocol):
         """Record what `call` launches; return its outputs, whose values the next replay computes."""
 
     def replay(self) -> None:
-        """Launch again what was recorded."""
+        """Launch the recorded work again."""
 
 
 class PassPool(Protocol):
@@ -97,13 +97,13 @@ class RecordedPass:
 
 
 class PassRecorder:
-    """The recorded passes of one denoiser. The first pass of a size runs as it is and chooses kernels, the second is
+    """The recorded passes of one denoiser. The first pass of a size runs eagerly and chooses kernels, the second is
     recorded, and all others are replayed.
     """
 
     def __init__(self, denoiser: nn.Module, make_pool: Callable[[], PassPool] = CudaPool) -> None:
         self.recordings: dict[Hashable, RecordedPass] = {}
-        self.why_not = ""  # why nothing is recorded any more
+        self.why_not = ""  # why recording has ended
         self.replays = 0
         self._make_pool = make_pool
         self._pool: PassPool | None = None
@@ -144,7 +144,7 @@ class PassRecorder:
         return True
 
     def give_up(self, why: str, expected: bool = False) -> None:
-        """Free all recordings and record no more; `expected` if that is a decision, not a failure."""
+        """Free all recordings and stop recording; `expected` if that is a decision, not a failure."""
         self.free()
         self.why_not = why
         logger.log(logging.INFO if expected else logging.WARNING, "Passes for images are not recorded: %s", why)

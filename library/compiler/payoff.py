@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Share of a pass that compiling saves over eager CUDA graphs: 22 % (SDXL) to 29 % (FLUX.1) on an H200.
 SAVED_SHARE = 0.2
 # The same for products in 8 bits, which eager blocks round slowly: compiling saves 72 % of an eager step of FLUX.1
-# (flux/lora-24gb on an H200), and 58 % of what the GPU is busy with.
+# (flux/lora-24gb on an H200), and 58 % of the GPU's busy time.
 SAVED_SHARE_8_BIT = 0.55
 RECORD_PASSES = 10  # cost of recording a size in recorded passes: 24 of SDXL, 6 of FLUX.1 on an H200
 CACHED_SHARE = 0.2  # of compile time with a full cache: 13 of 75 s (SDXL), 3.4 of 14.7 s (FLUX.1)
@@ -14,7 +14,7 @@ SWITCHING, LOADING, COMPILING = "switch to", "load from a warm cache", "compile 
 
 @dataclass(frozen=True)
 class Payoff:
-    """Whether compiled blocks save more of the remaining steps, which run eagerly so far, than it costs to get them."""
+    """Whether compiled blocks save more time in the remaining steps than compiling costs; steps run eagerly so far."""
 
     steps: int  # that remain
     step_seconds: float  # of an eager step
@@ -36,7 +36,7 @@ class Payoff:
         return self.saved > self.cost
 
     def refusal(self, what_costs: str) -> str:
-        """Say why blocks are not compiled, for the log; `what_costs` is one of the constants above."""
+        """Return the log line that says why blocks are not compiled; `what_costs` is one of the constants above."""
         after = f"start after about {self.waiting:.0f} s of compiling and " if self.waiting else ""
         return (
             f"Blocks are not compiled: of {self.steps} remaining steps (eager: {self.step_seconds:.3g} s each), "

@@ -1,8 +1,8 @@
 """When the blocks of a denoiser are compiled: named states, and one table of the events that lead between them.
 
-The plan decides and begins compiling; the log records what comes of it. What acts in a training (running batches,
-starting a process, loading graphs) is in `library.train.compiling`. Whether steps are recorded as CUDA graphs is a
-separate question: eager steps are, too.
+The plan decides and begins compiling; the log records the results. The actions in a training (running batches, starting
+a process, loading graphs) are in `library.train.compiling`. Whether steps are recorded as CUDA graphs is a separate
+question: eager steps are, too.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class PlanState(enum.Enum):
 
 
 class PlanEvent(enum.Enum):
-    """What happens to a plan."""
+    """An event of a plan."""
 
     MEASURE = enum.auto()  # time eager steps first
     POSTPONE = enum.auto()  # run all blocks eagerly for now

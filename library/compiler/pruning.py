@@ -1,6 +1,6 @@
 """Delete compiled code from a cache folder: the least recently used above a limit, and damaged files.
 
-PyTorch compiles again what it does not find, so deleting too much only slows down the next start.
+PyTorch compiles missing code again, so deleting too much only slows down the next start.
 """
 
 import base64
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Folders of PyTorch and Triton with one sub-folder per graph or kernel. Their sources, and what a C++ compiler made of
-# these, lie beside them in folders named by two letters of the file's name.
+# Folders of PyTorch and Triton with one sub-folder per graph or kernel. Their sources and
+# the output of a C++ compiler are beside them, in folders named by two letters of the file's name.
 CACHE_FOLDERS = ("aotautograd", "fxgraph", "triton")
 LETTERS, NAME_LENGTH = 2, 52
 COMPLETE = "complete"  # folder that says which trainings have all their graphs here (`cache.is_warm`)
@@ -48,7 +48,8 @@ def trim(folder: Path, max_bytes: int) -> int:
 # PyTorch trusts generated code and kernel metadata, so a damaged file would fail at every start.
 # Why: docs/decisions/2026-11-22-damaged-cache-files.md
 def repair(folder: Path) -> int:
-    """Delete what would fail at every start: code whose hash differs from its name, kernels with truncated metadata.
+    """Delete code that would fail at every start: its hash differs from its name, or its kernel's metadata is
+    truncated.
 
     PyTorch detects and replaces other damaged files, but not these. Returns the number of deleted pieces.
     """

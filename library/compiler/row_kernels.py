@@ -1,8 +1,8 @@
 """Which of inductor's kernels keep a whole row in registers.
 
-A kernel that sums or compares along a row, such as a norm or the rounding to 8 bits, reads the row again for what it
-does with the result, unless it keeps the row in registers. Inductor does that up to 1,024 values only, and up to 64
-where it is unsure about the order in memory, as in norms of a head's channels; it writes interim results in between.
+A kernel that reduces a row, such as a norm or the rounding to 8 bits, reads the row again to apply the result, unless
+it keeps the row in registers. Inductor does that only up to 1,024 values, and up to 64 if it is unsure about the order
+in memory, as in norms of a head's channels; otherwise it writes interim results.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ LONGEST_ROW = 4096  # values; of 10,240 it was slower: too few rows fit into a m
 
 # Why: docs/decisions/2026-11-29-rows-in-registers.md
 def make_row_choices() -> Any:
-    """Return inductor's heuristics but for rows that are kept."""
+    """Return inductor's heuristics, except for rows that are kept in registers."""
     from torch._inductor.choices import InductorChoices
     from torch._inductor.runtime.hints import ReductionHint
 
     class RowChoices(InductorChoices):
         def uuid(self) -> str:
-            """Return what tells graphs apart that were compiled with other heuristics."""
+            """Return a key that separates graphs compiled with other heuristics."""
             return f"rows of {LONGEST_ROW}"
 
         @staticmethod

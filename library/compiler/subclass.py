@@ -24,7 +24,7 @@ COMPILED = "compiled"
 SWAPPED = "swapped"
 SHARDED = "sharded"
 RECORDED_AS_GRAPHS = "recorded as CUDA graphs"
-# All that may be put around a module's own class, from the inside out. `keep_class_name` refuses any other order: a
+# All behaviours that may wrap a module's own class, from the inside out. `keep_class_name` refuses any other order: a
 # checkpoint around a compiled block would recompute outside its graph, and a block compiled around its swapping would
 # have the fetching of weights in its graph.
 INSIDE_OUT = (

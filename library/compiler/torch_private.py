@@ -49,7 +49,7 @@ foreach_mul_ = torch._foreach_mul_
 
 
 def defer_dynamo() -> None:
-    """Load Dynamo only where something is compiled: 2 s of a processor that a training without it does not need.
+    """Load Dynamo only if something is compiled: a training without it saves 2 s of processor time.
 
     Every optimizer of PyTorch loads it, to switch it off and to end a graph that is being traced.
     """
@@ -77,7 +77,7 @@ def _disable(function: Callable[..., Any] | None = None, recursive: bool = True,
 
 
 def _break_graph() -> None:
-    """End no graph, as none is traced before Dynamo is loaded."""
+    """Do nothing, as no graph is traced before Dynamo is loaded."""
 
 
 _allowed: list[Any] = []
@@ -223,7 +223,7 @@ def has_triton() -> bool:
 def import_inductor() -> tuple[ModuleType, ModuleType]:
     """Import inductor's worker pool and entry point; other threads may run models meanwhile.
 
-    PyTorch imports them with the first graph, which then waits; nothing public does it earlier.
+    PyTorch imports them with the first graph, which then waits; no public function does it earlier.
     """
     from torch._inductor import async_compile, compile_fx
 
@@ -370,7 +370,7 @@ def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 class LazyTensor(Tensor):
     """A tensor in host memory whose values are computed on every access.
 
-    Shape and dtype are known before. There is no public base class for tensors without memory.
+    Shape and dtype are fixed. There is no public base class for tensors without memory.
     """
 
     @staticmethod
@@ -382,10 +382,10 @@ class LazyTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
-        with torch._C.DisableTorchFunctionSubclass():  # answers are ordinary tensors
+        with torch._C.DisableTorchFunctionSubclass():  # results are ordinary tensors
             return func(*args, **(kwargs or {}))
 
-    @classmethod  # which PyTorch declares as a function that passes all by
+    @classmethod  # declared by PyTorch as a function that passes everything through
     # pyrefly: ignore[bad-override]
     def __torch_dispatch__(cls, func: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None):
         arguments, keywords = pytree.tree_map_only(cls, lambda lazy: lazy.make(), (args, kwargs or {}))

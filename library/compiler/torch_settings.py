@@ -123,7 +123,7 @@ def wanted_settings(args: Any, device: torch.device, sizes: int = 1) -> list[Set
         settings.append((functorch, "autograd_cache_allow_custom_autograd_functions", True))
     if (limit := limit_of(args, sizes)) and torch_version() < (2, 13):
         settings.append((dynamo, "recompile_limit", limit))
-    # PyTorch would list all kernels that it has tried for each product, in hundreds of lines.
+    # Otherwise PyTorch lists every kernel it has tried for each product, in hundreds of lines.
     for name, quiet in QUIET.items() if args.compile_mode in TUNED_MODES else ():
         if hasattr(inductor, name) and f"TORCHINDUCTOR_{name.upper()}" not in os.environ:
             settings.append((inductor, name, quiet))

@@ -61,7 +61,7 @@ class CommandForms:
     titles: Mapping[str, str]
     labels: Mapping[str, str]
     left_out: frozenset[str] = frozenset()
-    # Titles and texts of a text field.
+    # Titles and texts to fill into a text field.
     suggestions: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def all(self) -> dict[str, CommandForm]:
@@ -82,7 +82,7 @@ class CommandForms:
         """
         forms = self.all()
         if name not in forms:
-            raise ConfigError("{name} is not there: choose {forms}", name=repr(name), forms=", ".join(forms))
+            raise ConfigError("{name} does not exist: choose {forms}", name=repr(name), forms=", ".join(forms))
         fields = forms[name].fields
         if unknown := sorted(values.keys() - {field.name for field in fields}):
             raise ConfigError("{unknown}: {name} has no such field", unknown=", ".join(unknown), name=name)
@@ -91,7 +91,7 @@ class CommandForms:
         return words
 
     def labelled(self, name: str, message: MessageLike) -> MessageLike:
-        """Return what a subcommand says about its options by the labels of its form."""
+        """Return a message about a subcommand with its options replaced by the labels of its form."""
         form = self.all().get(name)
         if form is None or not isinstance(message, Message):
             return message

@@ -1,6 +1,6 @@
 """Commands that the page runs as separate processes: measurements, tools, captioning, probes.
 
-Each has a folder `<user data>/jobs/<kind>-<time>-<hex>/`: job.json (what it is and its state), launcher.json (its
+Each has a folder `<user data>/jobs/<kind>-<time>-<hex>/`: job.json (its kind and state), launcher.json (its
 process, until it records itself), log.txt (its output), result.json (its result so far), `stop` if it should stop, and
 whatever the command adds. The process writes them (work.py), page and shell read them, so a job survives the page and
 is found again. Loads no torch.
@@ -25,7 +25,7 @@ from library.runs import layout, process, reader, registry, start
 
 JOB, RESULT, STOP = "job.json", "result.json", "stop"
 JOB_FOLDER_VARIABLE = "KOHYA_JOB_DIR"  # environment variable: the folder of this process' job
-MAX_FOLDERS_PER_KIND = 12  # folders to keep per kind, as a trace can have a hundred megabytes
+MAX_FOLDERS_PER_KIND = 12  # folders to keep per kind, as a trace can take a hundred megabytes
 LAUNCH_TIMEOUT = 20.0  # seconds until a process' launcher must be on record
 GONE = "It ended without a message."
 

@@ -19,7 +19,7 @@ from library.config.values import did_you_mean
 
 Overrides = dict[str, Any]  # options that differ from the config of the training
 
-# Every candidate starts from these: nothing is compiled, and nothing is recomputed.
+# Every candidate starts from these: no compiling, no checkpointing.
 BASELINE_CHANGES: JsonMapping = {
     "compile": False,
     "compile_scope": "blocks",
@@ -44,8 +44,8 @@ class Candidate:
     name: str
     about: str
     options: JsonMapping = field(default_factory=dict)
-    needs: str = ""  # "cuda" if meaningless without a GPU
-    usual: bool = True  # measured unless others are named
+    needs: str = ""  # "cuda" if it needs a GPU
+    usual: bool = True  # measured by default
 
     def chosen(self) -> JsonObject:
         return {**BASELINE_CHANGES, **self.options} if self.name != OWN_SETTINGS else dict(self.options)
@@ -131,8 +131,7 @@ ALL_NAMES = "all"  # stands for every name
 RECORDED = "recorded"
 EAGER_IMAGES = {"sample_compile": "false", "compile": False}
 COMPILED_IMAGES = {"sample_compile": "true", "compile": False}
-# Ways to generate images, the baseline first -> options that are set for it. With each attention kernel of a machine
-# there is another one.
+# Ways to generate images, the baseline first -> their options. Each attention kernel of a machine adds another way.
 IMAGE_WAYS: Mapping[str, JsonMapping] = {
     "eager": {**EAGER_IMAGES, "cuda_graphs": "false"},
     RECORDED: {**EAGER_IMAGES, "cuda_graphs": "true"},
@@ -163,7 +162,7 @@ def choose_candidates(names: Iterable[str], of_run: bool, device: str, option_na
 
 
 def unknown_name(name: str, possible: Collection[str], on_gpu: Container[str], otherwise: str) -> Problem:
-    """Return the problem of a name that is none of the `possible` ones: one of a GPU alone, or unknown."""
+    """Return the problem of a name that is not `possible`: it needs a GPU, or is unknown."""
     return Problem(
         "",
         "--candidate {name} {why}{hint}; choose from {possible}, all",
@@ -217,7 +216,7 @@ def _saving_memory(config: RunConfig) -> Iterator[Overrides]:
     if isinstance(memory, ModulatedMemory) and not memory.offload_modulation and memory.can_offload_modulation(config):
         yield {"offload_modulation": True}
     max_swapped = families.facts_of(config.family).most_blocks_swapped
-    # What waits in CPU memory excludes a share that stays on the GPU.
+    # Offloading to CPU memory excludes keeping a share on the GPU.
     without_share = {"compile_activation_budget": 1.0} if config.compile.keeps_by_budget else {}
     if (config.memory.blocks_to_swap or 0) < max_swapped:
         yield {"blocks_to_swap": min((config.memory.blocks_to_swap or 0) + 8, max_swapped), **without_share}

@@ -1,6 +1,6 @@
-"""What was measured on this machine, stored for the next start: `compile_autotune` and `auto_compute` keep theirs here.
+"""Measurements of this machine, stored for the next start by `compile_autotune` and `auto_compute`.
 
-Each result has a file in the user's cache folder, named after all that it depends on.
+Each result has a file in the user's cache folder, named by a digest of everything that it depends on.
 """
 
 import contextlib

@@ -30,7 +30,7 @@ NEWER_FLASH = {"flash3": "FA3", "flash4": "FA4"}
 # 1.7 to 2.3 times as fast as flash attention on Hopper, and slower on Ampere and on RTX PRO cards
 # (huggingface/transformers#48163), so all others keep PyTorch's own order.
 ORDERS: dict[tuple[int, int], tuple[str, ...]] = {(9, 0): ("cudnn", "flash", "efficient", "math")}
-# Kernels with which padding is left out without a mask. Memory-efficient attention takes a mask at little cost.
+# Kernels that can leave out padding without a mask. Memory-efficient attention takes a mask at little cost.
 # Why: docs/decisions/2026-11-29-padding-without-masks.md
 UNMASKED = ("cudnn", "flash")
 MIN_CUDNN = 90000  # versions before 9 had wrong gradients for some strides (pytorch#138581)
@@ -117,7 +117,7 @@ def _has_cudnn() -> bool:
 
 
 def offered(device: torch.device) -> tuple[str, ...]:
-    """Return the kernels that this machine may have, probably fastest first; an AttentionRecorder tells which support a
+    """Return the kernels that this machine may have, probably fastest first; an AttentionRecorder shows which support a
     model's calls.
     """
     if device.type == "cpu":

@@ -100,7 +100,7 @@ def _as_images(tokens: Tensor, height: int, width: int) -> Tensor:
 
 
 class LearningGroupNorm(nn.GroupNorm):
-    """PyTorch's own, with a workaround for trained weights whose input needs no gradient (see with_gradient)."""
+    """PyTorch's group norm, with a workaround for trained weights whose input needs no gradient (see with_gradient)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(with_gradient(input))

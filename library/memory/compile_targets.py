@@ -14,8 +14,8 @@ from library.families.base import BlockInputs, Family
 from library.families.capabilities import HasImageTransformers
 from library.memory.channels_last import TokenNorm
 
-# A batch's number of images (left out if all batches have the same), height and width of its latents, and then those of
-# reference images. So the length is odd if the number is there.
+# A batch's number of images (left out if equal in all batches), height and width of its latents, then those of
+# reference images. The length is odd if it includes the number.
 Sizes = Collection[tuple[int, ...]]
 
 
@@ -32,12 +32,10 @@ def blocks_by_class(denoiser: nn.Module, block_classes: tuple[str, ...]) -> list
 
 
 def image_transformers(denoiser: nn.Module, family: Family) -> list[nn.Module]:
-    """Return the modules that make images tokens, with their norms."""
+    """Return the modules that turn images into tokens, with their norms."""
     classes = family.image_transformers if isinstance(family, HasImageTransformers) else ()
     transformers = (module for module in denoiser.modules() if type(module).__name__ in classes)
-    return [
-        module for module in transformers if hasattr(module, "norm")
-    ]  # a process that compiles has only some of them
+    return [module for module in transformers if hasattr(module, "norm")]  # a compiling process has only some of them
 
 
 def graphs_per_block(denoiser: nn.Module, family: Family, config: RunConfig, device: torch.device, sizes: Sizes) -> int:
@@ -67,7 +65,7 @@ def compile_targets(  # noqa: PLR0913 - everything that the choice depends on
 
 
 def _norms_between(denoiser: nn.Module, family: Family) -> list[nn.Module]:
-    """Return the norms that images go through before they become tokens, but those that an adapter changes."""
+    """Return the norms before images become tokens, except those that an adapter changes."""
     norms: list[Any] = [module.norm for module in image_transformers(denoiser, family)]
     usual = (nn.GroupNorm, TokenNorm)
     return [norm for norm in norms if class_inside(type(norm), (COMPILED,)) in usual and "forward" not in vars(norm)]

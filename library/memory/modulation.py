@@ -1,8 +1,8 @@
 """Modulation layers in host memory: their weights are copied to the device once in each forward pass.
 
-They read nothing but a vector of the time and pooled text, so their products are a few rows, which a block gets behind
-that vector. Recomputing the block in the backward pass needs no weight again, so this costs half of the copies that
-swapping them would.
+They read only a vector of the time and pooled text, so their products are a few rows, which are appended to that vector
+as the block's input. Recomputing the block in the backward pass needs no weight again, so this costs half of the copies
+that swapping them would.
 """
 
 import functools
@@ -43,7 +43,7 @@ class OffloadedModulation:
         return self._swap.weights
 
     def attach(self) -> None:
-        """Let blocks get the products when they are called. Call it after the blocks are compiled."""
+        """Pass the products to blocks when they are called. Call it after the blocks are compiled."""
         for block, layers in self._layers.items():
             if self._swap.device.type in JOINED_ON and are_one_matrix(layers):
                 self._joint[block] = _JointProduct(layers)
@@ -73,9 +73,9 @@ class OffloadedModulation:
         return (*args[:argument], torch.cat((vec, products), dim=-1), *args[argument + 1 :])
 
     def products(self, block: nn.Module, vec: Tensor, forward: bool = True) -> Tensor:
-        """vec [B, C] -> what the frozen weights of a block's modulation make of it, [B, outputs of all].
+        """vec [B, C] -> its products with the frozen weights of a block's modulation, [B, outputs of all].
 
-        `forward` says which block's weights are fetched next.
+        `forward` decides which block's weights are fetched next.
         """
         self._swap.use(self._numbers[block], forward)
         x = F.silu(vec)
@@ -139,7 +139,7 @@ class _Products(torch.autograd.Function):
 
 @functools.cache
 def _without_product(cls: type[Any]) -> type[Any]:
-    """Return a subclass of a layer that returns zeros for its weight; all that is added to that stays."""
+    """Return a subclass of a layer that returns zeros for its weight's product; bias and adapters still apply."""
     product = "base" if hasattr(cls, "base") else "forward"
 
     class WithoutProduct(cls):

@@ -20,7 +20,7 @@ from library.families.shared.attention import PaddedAttention
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD, HEAD_MULTIPLE = 128, 8  # channels of a head that cuDNN and flash attention support in both passes
-LARGEST_SHARE = 1 - 2**-20  # of padding in a denominator, so that images without a real token give zeros
+LARGEST_SHARE = 1 - 2**-20  # of padding in a denominator; less than 1, so images without a real token give zeros
 
 
 # Always the same function for a kernel, as compiled code is only valid for one.
@@ -65,8 +65,10 @@ class _PaddedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logarithm = ctx.saved_tensors
-        found = torch.ops.kohya.padded_scaled_dot_product_backward(gradients[0], q, k, v, output, logarithm, ctx.kernel)
-        return *found, None, None
+        input_gradients = torch.ops.kohya.padded_scaled_dot_product_backward(
+            gradients[0], q, k, v, output, logarithm, ctx.kernel
+        )
+        return *input_gradients, None, None
 
 
 # The names contain "_scaled_dot_product", by which checkpoints find attention.

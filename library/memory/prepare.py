@@ -35,14 +35,14 @@ class Prepared:
     """The choices of `prepare_denoiser`."""
 
     attention: str  # the attention kernel that was put first, "" on a CPU
-    not_compiled: str  # why the blocks run eagerly although the config has `compile`, else ""
-    blocks: str  # what the blocks do besides computing, for the log
+    not_compiled: str  # why the blocks run eagerly despite `compile`, else ""
+    blocks: str  # changes to the blocks, for the log
     plan: CompilePlan  # when its blocks are compiled
 
 
 @dataclass
 class _Preparation:
-    """A denoiser on its way through PREPARATION_STEPS, and everything that they depend on."""
+    """A denoiser during PREPARATION_STEPS, and everything that these depend on."""
 
     denoiser: nn.Module
     family: Family
@@ -109,7 +109,7 @@ def _place_weights(preparation: _Preparation) -> None:
     layers = [layer for block in denoiser.modules() for layer in modulation_layers(block, plan)]
     fp8_storage.store_blocks(preparation.blocks, config, preparation.device, [*to_swap, *layers])
     for layer in denoiser.modules():
-        restore_layer(layer, fp8_storage.compute_type(config))  # what stays as in its file is stored by now
+        restore_layer(layer, fp8_storage.compute_type(config))  # weights kept in their file's format are stored already
     # Trained blocks that are swapped can be stepped on the device only within the backward pass, while they are there.
     stepped_on = "" if config.adapters else "device" if config.optim.stepped_early else "host"
     apart: list[nn.Parameter] = []
@@ -169,7 +169,7 @@ def _compile(preparation: _Preparation) -> None:
             raise
         preparation.not_compiled = str(e)
         preparation.plan.give_up(preparation.not_compiled)
-        return  # with all layers as they are in a training without compiling
+        return  # with all layers as in a training without compiling
     # Blocks are traced when they run first. On a CPU, PyTorch's GroupNorm ends the process if it is trained in
     # channels_last and its input needs no gradient, so replace it in the whole denoiser there.
     for block in [denoiser] if device.type == "cpu" else compiled:

@@ -52,7 +52,7 @@ class Swap:
         apart: Collection[nn.Parameter] = (),
         parts: Callable[[nn.Module], Iterable[nn.Parameter]] | None = None,
     ) -> None:
-        """`stepped_on`: where trained blocks are stepped, "host" or "device". Adapters stay resident.
+        """`stepped_on` is where the optimizer steps trained blocks, "host" or "device". Adapters stay resident.
 
         `parts` returns the weights of a block that are swapped, by default all its matrices; those `apart` are not.
         """

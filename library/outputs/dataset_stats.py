@@ -42,7 +42,7 @@ def dataset_stats(
 
 
 def tag_frequency(items: Iterable[Any]) -> dict[str, dict[str, int]]:
-    """{folder's name: {tag: images that have it}}, tags in lower case."""
+    """Return {folder name: {tag: number of images with it}}, tags in lower case."""
     counters: dict[str, Counter] = {}
     for image in items:
         tags = [tag.strip().lower() for tag in image.caption.split(",")]
@@ -121,8 +121,8 @@ def _bucket_facts(items: list[Any]) -> JsonObject:
 
 
 def _learned_folders(images: Any) -> dict[str, dict[str, int]]:
-    """{folder's name: {"n_repeats", "img_count"}} of all data sets, without regularisation images; a name that comes
-    again is "name (2)".
+    """Return {folder name: {"n_repeats", "img_count"}} of all data sets, without regularisation images; a repeated name
+    becomes "name (2)".
     """
     out: dict[str, dict[str, int]] = {}
     for position in range(len(images.datasets)):
@@ -137,7 +137,7 @@ def _learned_folders(images: Any) -> dict[str, dict[str, int]]:
 
 
 def _count_by_folder(items: list[Any], is_reg: bool) -> dict[str, dict[str, int]]:
-    """{folder's name: {"n_repeats", "img_count"}}, of regularisation images or of the others."""
+    """Return {folder name: {"n_repeats", "img_count"}} of regularisation images, or of the others."""
     counters: dict[str, dict[str, int]] = {}
     for image in items:
         if image.is_reg is is_reg:

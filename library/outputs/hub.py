@@ -104,7 +104,7 @@ class Uploads:
 
 
 def find_upload_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield why nothing could be uploaded, as far as known without the network."""
+    """Yield reasons why uploads would fail, as far as can be checked offline."""
     if not config.hub.huggingface_repo_id or config.hub.huggingface_token:
         return
     if not huggingface_hub.get_token():
@@ -116,7 +116,7 @@ def find_upload_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def fetched(config: RunConfig) -> Any:
-    """Return the config with a local state: one on the hub is downloaded.
+    """Return the config with a local state; a state on the hub is downloaded.
 
     Raises ConfigError if the download fails.
     """
@@ -154,7 +154,7 @@ def fetched(config: RunConfig) -> Any:
 
 
 def address(text: str) -> tuple[str, str, str | None, str | None]:
-    """owner/name/folder[:revision[:kind]] -> repository, folder, revision, kind."""
+    """Split owner/name/folder[:revision[:kind]] into repository, folder, revision and kind."""
     path, revision, kind = [*text.split(":"), "", ""][:3]
     owner, name, place = path.split("/", 2)
     return f"{owner}/{name}", place.strip("/"), revision or None, kind or None

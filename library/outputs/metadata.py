@@ -76,7 +76,7 @@ class MetadataBuilder:
             "network_module": config.network.module,
         }
         facts |= _network_args(config)
-        if config.network.assistant_lora:  # beside which it was trained, and which it does not hold
+        if config.network.assistant_lora:  # applied while training, but not part of the file
             path, strength = split_strength(config.network.assistant_lora)
             facts["assistant_lora"] = f"{Path(path).name}:{strength:g}"
         if self._hashes is None:

@@ -266,7 +266,7 @@ def remove_outdated(path: Path | None) -> None:
     else:
         try:
             remove(path)
-        except OSError as error:  # such as a program of Windows that shows what was learned
+        except OSError as error:  # such as a Windows program that displays the file
             log.warning("%s could not be removed: %s", path, error.strerror or error)
 
 

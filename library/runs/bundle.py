@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from library.config.json_types import JsonObject
 from library.runs import layout, reader, redaction
 
-README = """This is a support bundle of one training. Look through it before you pass it on: it is all plain text.
+README = """This is a support bundle of one training. Read it before you share it: it is plain text.
 
-run.json         what ran, on which machine, how it stands, and what was set (names, numbers and switches)
+run.json         the script, the machine, the state, and the settings (names, numbers and switches)
 progress.jsonl   the newest steps, phases, graphs and saves
 log.txt          the end of the log, and log-trainer.txt where the page started the run
 doctor.json      what `kohya doctor` says of this machine

@@ -1,4 +1,4 @@
-"""Delete a run that has ended: its record, and if wanted the models, states and samples that it has written."""
+"""Delete a run that has ended: its record, and on request its models, states and samples."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,15 +17,15 @@ KINDS = ("saved", "sample")  # events that name files
 
 @dataclass(frozen=True)
 class Deletion:
-    """What is deleted with a run."""
+    """The files to delete with a run."""
 
     run: reader.RecordedRun
     files: tuple[Path, ...]  # models, states (folders) and samples
-    kept: tuple[Path, ...]  # those that it has written, too, and that stay
+    kept: tuple[Path, ...]  # written by the run, but kept
     size: int  # bytes of `files`
 
     def sentence(self) -> Message:
-        """Return what is deleted, and what is not."""
+        """Return the sentence about what is deleted and what stays."""
         template = "This deletes the record of {run}, started {when}, with its settings, curves and log in {folder}."
         when = dates.moment(self.run.facts.get("started") or 0)
         parts = [Message(template, run=self.run.name, when=when, folder=self.run.folder)]
@@ -38,14 +38,14 @@ class Deletion:
 
 
 def plan_deletion(run: reader.RecordedRun, with_files: bool) -> Deletion:
-    """Return what would be deleted. Files that another run has written, too, stay. Raises ConfigError for a run that is
-    active, or whose folder is no record of a run.
+    """Return what would be deleted. Files that another run has also written stay. Raises ConfigError for an active run,
+    and for a folder that is no record of a run.
     """
     refuse_active(run)
     folder = run.folder
     is_record = folder.parent.name == "runs" and (folder / layout.RUN).is_file() and not folder.is_symlink()
     if not is_record:
-        raise ConfigError("{folder} does not look like the record of a run, so it is not deleted.", folder=folder)
+        raise ConfigError("{folder} is not the record of a run, so it is not deleted.", folder=folder)
     written = list(dict.fromkeys(_written(run)))
     others = {path for other in reader.runs() if other.id != run.id for path in _written(other)} if written else set()
     files = [path for path in written if with_files and path not in others]
@@ -67,7 +67,7 @@ def _size(path: Path) -> int:
 
 
 def delete_run(deletion: Deletion) -> None:
-    """Delete what was planned. Raises ConfigError for what cannot be deleted; the record goes last."""
+    """Carry out a deletion, the record last. Raises ConfigError for a file that cannot be deleted."""
     try:
         for path in deletion.files:
             if path.is_dir():

@@ -8,12 +8,12 @@ LAST_TIME = 32_500_000_000.0  # seconds since 1970: the year 2999, the last one 
 
 
 def local_time(moment: float) -> time.struct_time:
-    """Return the local time of a moment in a record, which people edit: Windows converts none before 1970."""
+    """Return a record's time as local time, limited to what Windows converts, as people edit records."""
     return time.localtime(min(max(moment, 0.0), LAST_TIME))
 
 
 def duration_in_words(seconds: float) -> Message:
-    """Seconds in words: 45 s, 12 min, 3 h 20 min."""
+    """Return seconds in words: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return Message("{count} s", count=max(0, round(seconds)))
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""What the files of prompts and data sets say that trainings name: two of one name may differ."""
+"""The contents of a training's prompt and data set files: two files of one name may differ."""
 
 import contextlib
 import functools
@@ -13,22 +13,22 @@ from library.config.problems import Message, MessageLike
 from library.runs import job_files, layout
 
 DIFFER = {"sample_prompts": "prompts differ", "dataset_config": "data sets differ"}
-MAX_BYTES = 1_000_000  # of a file that is compared; the page keeps the lines of many
-MAX_LINES = 3  # of a file that are shown
-MAX_LENGTH = 120  # characters of a line or a value that are shown
-CONTEXT = 20  # characters that are shown before the first that differs
+MAX_BYTES = 1_000_000  # bytes of a compared file; the page holds the lines of many
+MAX_LINES = 3  # lines shown per file
+MAX_LENGTH = 120  # characters shown of a line or a value
+CONTEXT = 20  # characters shown before the first difference
 
 
 @dataclass(frozen=True)
 class FileContent:
     """A file of prompts or data sets. Files with the same lines are equal, whatever they are called."""
 
-    name: str = field(compare=False)  # as settings have it
+    name: str = field(compare=False)  # as in the settings
     lines: tuple[str, ...]  # without empty ones and comments
 
 
 def content_of(path: Path) -> FileContent | None:
-    """Return what a file says; None if it is not there, or too large to be compared."""
+    """Return the content of a file; None if it is missing or too large to compare."""
     lines = _lines_of(str(path), layout.signature(str(path)))
     return None if lines is None else FileContent(str(path), lines)
 
@@ -47,7 +47,7 @@ def _lines_of(path: str, written: tuple[int, int, int]) -> tuple[str, ...] | Non
 
 
 def with_contents(values: Mapping[str, object], folder: Path) -> JsonObject:
-    """Return settings with the contents of files in place of their paths, as far as a folder has copies of them."""
+    """Return settings with paths replaced by the contents of their copies in a folder, if it has them."""
     files: Mapping[str, Path] = {}
     with contextlib.suppress(OSError):  # it may be deleted meanwhile
         files = job_files.copied_files(folder)
@@ -56,7 +56,7 @@ def with_contents(values: Mapping[str, object], folder: Path) -> JsonObject:
 
 
 def make_comparable(values: Sequence[object]) -> Sequence[object]:
-    """Return values as they can be compared: contents if several are known and tell the files apart, else paths."""
+    """Return comparable values: contents if several are known and differ, else paths."""
     contents = [value for value in values if isinstance(value, FileContent)]
     is_unknown = any(value is not None and not isinstance(value, FileContent) for value in values)
     if len(contents) > 1 and not (is_unknown and len(set(contents)) == 1):
@@ -65,18 +65,18 @@ def make_comparable(values: Sequence[object]) -> Sequence[object]:
 
 
 def comparable(value: object) -> FileContent | str | None:
-    """Return what is equal for equal values: a run's config and its record may have other types."""
+    """Return a form that is equal for equal values, as a run's config and its record may differ in types."""
     return value if isinstance(value, FileContent) else _plain(value)
 
 
 def describe_difference(option: str, values: Sequence[object]) -> str:
-    """Return what differs in words, where values are contents of files; "" where they are settings."""
+    """Describe the difference between contents of files; "" for other values."""
     return DIFFER.get(option, "") if sum(isinstance(value, FileContent) for value in values) > 1 else ""
 
 
 def texts_beside(values: Sequence[object]) -> list[MessageLike | None]:
-    """Return values as texts beside each other, which differ where the values do: of files the lines that not all of
-    them have as often, and of paths and long values the whole where their short forms are the same. None is not set."""
+    """Return values as texts that differ if the values do: of files the lines that not all have equally often, and
+    whole paths and long values if their short forms are the same. None means not set."""
     contents = [value for value in values if isinstance(value, FileContent)]
     if len(contents) < 2:
         short = {comparable(value): value_text(value) for value in values}

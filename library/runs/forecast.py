@@ -1,4 +1,4 @@
-"""When the entries of the queue are expected to start and to end, and on which devices."""
+"""Forecast the start, end and devices of the queue's entries."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from library.runs.queue import Queue, QueueEntry
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of an entry: seconds since 1970 of its start and end, None where that is not known."""
+    """The forecast of an entry: start and end in seconds since 1970, None if unknown."""
 
     start: float | None = None
     end: float | None = None
@@ -33,7 +33,7 @@ def _pace_like(entry: QueueEntry, run: reader.RecordedRun) -> float:
 
 
 def seconds_left(run: reader.RecordedRun) -> float | None:
-    """Return how long an active run will take to its end, None before it knows."""
+    """Return the seconds that an active run has left, None before it knows."""
     last = reader.progress(run.folder).update().last
     eta, at = last.get("eta"), last.get("t")
     if not isinstance(eta, int | float) or not isinstance(at, int | float) or not math.isfinite(eta - at):
@@ -46,7 +46,7 @@ def now() -> float:
 
 
 def expected_times(queue: Queue, runs: Sequence[reader.RecordedRun]) -> dict[str, Expected]:
-    """Return what to expect of each waiting entry, by its id, as if nobody changes the queue."""
+    """Return the forecast of each waiting entry by id, for an unchanged queue."""
     all_devices, expected = gpu_slots.devices(), dict[str, Expected]()
     free_at = _free_at(queue, runs, (*all_devices, gpu_slots.CPU))
     is_stopped = bool(queue.paused) or queue.halted
@@ -54,7 +54,7 @@ def expected_times(queue: Queue, runs: Sequence[reader.RecordedRun]) -> dict[str
         devices = _devices(entry.how, free_at, all_devices)
         start = max((free_at.get(device, math.inf) for device in devices), default=math.inf)
         end = start + (seconds_of_entry(entry, runs) or math.inf)
-        if len(devices) > 1 and not named_gpus(entry.how):  # it keeps others off all GPUs until enough are free
+        if len(devices) > 1 and not named_gpus(entry.how):  # it blocks all GPUs for others until enough are free
             free_at |= {device: max(free_at[device], start) for device in all_devices}
         free_at |= dict.fromkeys(devices, end)
         expected[entry.id] = Expected(devices=devices) if is_stopped else Expected(_known(start), _known(end), devices)
@@ -62,7 +62,7 @@ def expected_times(queue: Queue, runs: Sequence[reader.RecordedRun]) -> dict[str
 
 
 def _free_at(queue: Queue, runs: Sequence[reader.RecordedRun], devices: Iterable[str]) -> dict[str, float]:
-    """The moment from which each device is free of the active runs, infinity where that is not known."""
+    """Return the moment from which each device is free of the active runs, infinity if unknown."""
     free_at, entries = dict.fromkeys(devices, now()), {entry.run: entry for entry in queue.entries if entry.run}
     for run in (run for run in runs if run.active and run.is_here):
         left = seconds_left(run)
@@ -79,7 +79,7 @@ def _known(moment: float) -> float | None:
 
 
 def _devices(launch_options: JsonMapping, free_at: dict[str, float], all_devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the devices that an entry gets: those that it names, or those that are free first."""
+    """Return the devices that an entry gets: those it names, or the first to be free."""
     if is_on_cpu(launch_options) or tuple(all_devices) == (gpu_slots.CPU,):
         return (gpu_slots.CPU,)
     if named := named_gpus(launch_options):

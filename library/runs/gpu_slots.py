@@ -42,7 +42,7 @@ def choosing() -> Iterator[None]:
     """
     with locking.hold_lock(Path(registry.data_folder()) / "devices.lock", START_LOCK_TIMEOUT) as is_held:
         if not is_held:
-            raise ConfigError("another training is just being started: try again in a moment")
+            raise ConfigError("another training is starting: try again in a moment")
         yield
 
 
@@ -78,7 +78,7 @@ def choose_devices(launch_options: JsonMapping, free: Iterable[str]) -> tuple[st
 
 
 def wanted_gpus(launch_options: JsonMapping, most: int) -> int:
-    """Return the number of GPUs that a training gets that names none, out of `most`."""
+    """Return the number of GPUs, at most `most`, for a training that names none."""
     return most if launch_options.get("gpu_ids") == "all" else min(wanted_processes(launch_options), most)
 
 
@@ -117,18 +117,18 @@ def _absent_gpu_problem(requested: Iterable[str], all_devices: Iterable[str]) ->
 
 @contextlib.contextmanager
 def holding(reserved: Iterable[str]) -> Iterator[None]:
-    """Reserve these devices for this process, which is no run, within the context."""
+    """Reserve these devices within the context for this process, which is not a run."""
     path = _holders() / f"{os.getpid()}.json"
     layout.store(path, {**process.identity(), "devices": list(reserved)})
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # one that is left counts no more, as its process has ended
+        with contextlib.suppress(OSError):  # a leftover file does not count, as its process has ended
             remove(path)
 
 
 def held_devices() -> set[str]:
-    """Return the devices reserved by living processes that are no runs."""
+    """Return the devices reserved by live processes that are not runs."""
     held: set[str] = set()
     for path in _holders().glob("*.json"):
         facts = layout.load_facts(path)

@@ -8,13 +8,13 @@ from library.config.json_types import JsonMapping
 from library.config.problems import Message
 from library.runs import gpu_slots, reader
 
-WAITS = "waiting for images that are generated, or a cache that is made"
+WAITS = "waiting for image generation or caching to end"
 WAITING = 1.0  # seconds between two polls
 
 
 @contextlib.contextmanager
 def free_devices(launch_options: JsonMapping, report: Callable[[Message], None]) -> Iterator[tuple[str, ...]]:
-    """Reserve devices for a process with these launch options; `report` gets what it waits for."""
+    """Reserve devices for a process with these launch options; `report` receives the reason for waiting."""
     with contextlib.ExitStack() as stack:
         while True:
             with gpu_slots.choosing():

@@ -1,4 +1,4 @@
-"""The files that a training is started with: its config, and copies of the prompts and data sets that it names."""
+"""The files of a training at its start: its config, and copies of its prompt and data set files."""
 
 import contextlib
 import os
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Options whose files people edit between two trainings. The paths in these files do not depend on where they are.
 COPIED = ("sample_prompts", "dataset_config")
-MAX_BYTES = 10_000_000  # of a file that is copied; a larger one is left where it is
-NUMBER = re.compile(r"-(\d{1,6})$")  # at the end of a name that was made by `free_name`
+MAX_BYTES = 10_000_000  # bytes of a copied file; larger ones are not copied
+NUMBER = re.compile(r"-(\d{1,6})$")  # suffix of a name by `free_name`
 
 
 def named_files(job: "TrainingJob") -> dict[str, Path]:
@@ -35,15 +35,15 @@ def files_in(values: Mapping[str, object], folder: str) -> dict[str, Path]:
     for option in COPIED:
         value = values.get(option)
         path = Path(folder or ".", value) if isinstance(value, str | Path) and str(value) else None
-        with contextlib.suppress(OSError):  # a folder that is closed, or a name that is too long
+        with contextlib.suppress(OSError):  # an unreadable folder, or a name that is too long
             if path and path.is_file() and path.stat().st_size <= MAX_BYTES:
                 files[option] = path
     return files
 
 
 def record_files(values: Mapping[str, object], folder: str, run_folder: Path) -> None:
-    """Keep in a run's folder what the files say that its settings name; leave out what cannot be copied. The training
-    reads the files themselves, and says what is wrong with them.
+    """Copy the files named by a run's settings to its folder; skip those that cannot be copied. The training reads the
+    originals, and reports problems with them.
     """
     for option, path in files_in(values, folder).items():
         with contextlib.suppress(OSError, ConfigError):
@@ -67,7 +67,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
 
 
 def copied_files(folder: Path) -> dict[str, Path]:
-    """Return the files that `copy_files` has put into a folder, by option. A link is none of them, and may lead
+    """Return the files that `copy_files` has put into a folder, by option. Links are ignored, as they may lead
     anywhere.
     """
     if not folder.is_dir():
@@ -82,7 +82,7 @@ def forget_files(folder: Path) -> None:
 
 
 def with_options(toml: str, values: Mapping[str, str]) -> str:
-    """Return a config with other values of options that are texts."""
+    """Return a config's text with other values of text options."""
     for option, value in values.items():
         line = f"{option} = {toml_value(value)}"
         toml, count = re.subn(rf"^{option} = .*$", lambda _, line=line: line, toml, count=1, flags=re.MULTILINE)
@@ -91,7 +91,7 @@ def with_options(toml: str, values: Mapping[str, str]) -> str:
 
 
 def free_name(name: str, output: str, taken: Collection[str]) -> str:
-    """Return an output name like `name` that is not taken, and with which no file in the output folder begins."""
+    """Return an output name like `name` that is not taken, and is no prefix of a file in the output folder."""
     numbered = NUMBER.search(name)
     stem, number = (name[: numbered.start()], int(numbered[1])) if numbered else (name, 1)
     existing = [file.lower() for file in os.listdir(output)] if Path(output).is_dir() else []

@@ -1,4 +1,4 @@
-"""Tokens and keys that the user wants kept: in a private file of their own, and in no config.
+"""The user's stored tokens and keys: in a private file, never in a config.
 
 A training gets them by its environment. Variables that are already set win.
 """

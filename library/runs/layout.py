@@ -84,7 +84,8 @@ def load_facts(path: Path) -> JsonObject:
 
 
 def latest_of(kind: str, event: JsonMapping) -> JsonObject:
-    """Return what the fact `latest` of a record repeats of an event, so that nobody reads all events for a table."""
+    """Return the numbers of an event that the fact `latest` of a record repeats, so that tables need not read all
+    events."""
     if kind == "step":
         return {name: event[name] for name in LATEST_OF_STEP if name in event}
     if kind == "validation":
@@ -119,7 +120,7 @@ def _load_cached(path: str, written: tuple[int, int, int]) -> JsonObject:
 
 
 def signature(path: str) -> tuple[int, int, int]:
-    """Return what changes with every write of a file: time, length and inode; zeros without a file."""
+    """Return values that change with every write of a file: time, length and inode; zeros without a file."""
     try:
         status = os.stat(path)
     except OSError:

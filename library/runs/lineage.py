@@ -1,4 +1,4 @@
-"""Which run another one resumes, and from which step."""
+"""Find the run that another one resumes, and the step."""
 
 import json
 import tomllib
@@ -22,7 +22,7 @@ def parent_run(folder: Path) -> tuple[Path, int | None] | None:
     """Return the folder of the run that the one in `folder` resumes, and the step, if known."""
     facts = layout.load_changed(str(folder / layout.RUN))
     state, at = _state(folder, facts), _before_first(folder)
-    if at is None and state:  # only now, as the folder may hold another state later
+    if at is None and state:  # read now, as the folder may contain another state later
         at = step_of(state)
     parent = _named_parent(facts) or (_maker(facts, state, at or 0) if state else None)
     if parent is None or not _began(parent) < _began(facts):  # a run resumes an older one, so there are no cycles
@@ -42,7 +42,7 @@ def _before_first(folder: Path) -> int | None:
 
 
 def _state(folder: Path, facts: JsonMapping) -> Path | None:
-    """Return the state that a run resumes; for a run prepared by the page it is only in its TOML."""
+    """Return the state that a run resumes; a run prepared by the page has it only in its TOML."""
     config = facts.get("config")
     if not isinstance(config, dict):
         try:
@@ -55,7 +55,7 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
 
 
 def _named_parent(facts: JsonMapping) -> JsonObject | None:
-    """Return the run that the page names as resumed."""
+    """Return the resumed run named by the page."""
     try:
         folder = registry.folder_of_run(facts["resumes"])
     except KeyError:

@@ -1,10 +1,10 @@
-"""What a run's time went into besides its steps, as a sentence."""
+"""The time that a run lost besides its steps, as a sentence."""
 
 from typing import Any
 
 from library.config.problems import Message, MessageLike, join_messages
 
-BESIDES = "{seconds} s went to other work since the first step: {causes}"
+BESIDES = "{seconds} s were spent on other work since the first step: {causes}"
 
 
 def lost_time_sentence(entries: Any) -> MessageLike:
@@ -19,5 +19,5 @@ def lost_time_sentence(entries: Any) -> MessageLike:
 
 
 def _cause(recorded: Any) -> Message:
-    # A record has it as text, which a message makes translatable.
+    # Plain text in a record; a message makes it translatable.
     return recorded if isinstance(recorded, Message) else Message(str(recorded))

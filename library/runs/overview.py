@@ -1,4 +1,4 @@
-"""A summary of every run: what a table of runs shows. It reads only small records, each again only after a change."""
+"""A summary of every run for tables. Reads only small records, and each again only after a change."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from library.config.problems import ConfigError, Message, MessageLike
 from library.families import config_class, facts_of
 from library.runs import layout, notes, reader
 
-TAIL = 65536  # bytes at the end of the events of a run whose record has no latest numbers
+TAIL = 65536  # bytes to read from the end of the events if a record has no latest numbers
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class SampleKey:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run in a table. Numbers that its record does not hold are None, texts "" then."""
+    """One run in a table. Numbers missing in its record are None, texts ""."""
 
     id: str
     name: str
     family: str  # the title of its model family
-    kind: str  # what is trained, in one word: lora, finetune, textual-inversion, lllite
+    kind: str  # lora, finetune, textual-inversion or lllite
     title: str  # family and kind as its record names them
     preset: str  # the id of the preset that its settings started from
     state: str
@@ -50,7 +50,7 @@ class RunSummary:
     output_folder: str
     folder: str  # of its record
     error: MessageLike = ""
-    damaged: bool = False  # whether its record cannot be read, as `error` says
+    damaged: bool = False  # whether its record is unreadable; `error` has the reason
     queued: str = ""  # its entry in the queue
     resumes: str = ""  # the run that it resumes
 
@@ -175,8 +175,8 @@ def _latest_events(path: str, written: tuple[int, int, int]) -> JsonObject:
         # Parsing all lines would take most of the time of a table.
         mark = f'"kind": "{kind}"'.encode()
         for line in reversed(lines):
-            if mark in line and (found := layout.latest_of(kind, _event(line))):
-                latest |= found
+            if mark in line and (numbers := layout.latest_of(kind, _event(line))):
+                latest |= numbers
                 break
     return latest
 

@@ -23,7 +23,7 @@ def identity(pid: int | None = None) -> JsonObject:
     pid = pid or os.getpid()
     try:
         start = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:  # a child that ended at once, before it was identified
+    except psutil.NoSuchProcess:  # the child ended before it was identified
         start = time.time()
     after_boot = {"boot": boot, "since_boot": start - psutil.boot_time()} if (boot := _boot()) else {}
     return {"pid": pid, "process_start": start, "host": HOST, **after_boot}
@@ -70,12 +70,14 @@ def exists(pid: Any) -> bool:
 def kill(roots: list[psutil.Process], grace: float = GRACE) -> bool:
     """Kill processes and their descendants, parents first. Return whether all have ended.
 
-    All are stopped before, as one that still runs may start another, which nothing would end: Windows has no groups of
+    All are suspended first, as a running one may start another, which would survive: Windows has no groups of
     processes, and forgets whose child an orphan was.
     """
     doomed = _stopped_with_children(roots)
     for victim in doomed:
-        with contextlib.suppress(psutil.Error):  # one of another user must not leave the others stopped
+        with contextlib.suppress(
+            psutil.Error
+        ):  # an error with another user's process must not leave the others stopped
             victim.kill()
     _, survivors = psutil.wait_procs(doomed, timeout=grace)
     return not any(exists(survivor.pid) for survivor in survivors)

@@ -1,7 +1,7 @@
 """The queue of trainings: one file that any number of browsers may change, and a worker process that starts its
 entries.
 
-`<home>/queue/queue.json` lists what waits in order; beside it are the entries' configs, without tokens (see `keys`),
+`<home>/queue/queue.json` lists the entries in order; beside it are their configs, without tokens (see `keys`),
 and copies of the prompt and data set files that they name. Writers of the file hold its lock. The page shows the file
 and keeps no state of its own.
 """
@@ -31,12 +31,12 @@ BY_USER = "by you"  # reason of a requested pause
 MAX_WAITING = 500  # maximum waiting entries
 MAX_FINISHED_SHOWN = 50  # finished entries to keep
 MAX_REMOVED = 20  # removed entries that can be restored
-GONE, BUSY = "gone", "busy"  # codes of problems: there is no such entry or run; it is in another state
+GONE, BUSY = "gone", "busy"  # codes of problems: no such entry or run; it is in another state
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the check expects of a training; 0 for what it does not know."""
+    """The check's estimate of a training; 0 if unknown."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -79,7 +79,7 @@ class Queue:
     go_on: bool = True  # continue with the next entry after a failure
     worker: JsonObject = field(default_factory=dict)  # the worker process
     called: float = 0.0  # last start of the worker process
-    removed: list[QueueEntry] = field(default_factory=list)  # what can be restored, the last one last
+    removed: list[QueueEntry] = field(default_factory=list)  # restorable entries, the last removed last
 
     @property
     def waiting(self) -> list[QueueEntry]:
@@ -138,7 +138,7 @@ def _entries(stored: Any) -> list[QueueEntry]:
 
 
 def _is_of(name: str, value: Any) -> bool:
-    """Return whether a stored value is of its field's kind."""
+    """Return whether a stored value has its field's type."""
     if name in ("added", "called", "steps", "step_seconds", "memory", "was_at"):
         return isinstance(value, layout.NUMBER) and math.isfinite(value)
     return isinstance(value, dict if name == "how" else (str, Message) if name == "error" else str)
@@ -149,7 +149,7 @@ def changing() -> Iterator[Queue]:
     """Yield the queue for changes and write it back; the lock keeps others out meanwhile."""
     with locking.hold_lock(queue_folder() / "queue.lock", LOCK_TIMEOUT) as is_held:
         if not is_held:
-            raise ConfigError("The queue is being changed by another program: try again in a moment.")
+            raise ConfigError("Another program is changing the queue: try again in a moment.")
         queue = _queue(layout.load_facts(queue_folder() / "queue.json"))
         unchanged = asdict(queue)
         yield queue
@@ -203,7 +203,7 @@ def twin_problem(queue: Queue, output: str, name: str) -> Problem | None:
 
 
 def duplicate(entry_id: str) -> QueueEntry:
-    """Add a copy of an entry, whatever its state, with an output name that nothing has yet."""
+    """Add a copy of an entry, whatever its state, with an unused output name."""
     with _adding() as queue:
         _refuse_more(queue)
         entry = queue.find(entry_id)
@@ -255,7 +255,7 @@ def refuse_active(entry: QueueEntry) -> None:
 
 
 def restore(entry_id: str) -> QueueEntry:
-    """Put a removed entry back to where it was. Raises ConfigError if it is forgotten, or its name taken since."""
+    """Put a removed entry back in its place. Raises ConfigError if it is forgotten, or its name was taken since."""
     with _adding() as queue:
         entry = next((entry for entry in queue.removed if entry.id == entry_id), None)
         if entry is None:
@@ -329,7 +329,7 @@ def state_of(entry: QueueEntry) -> tuple[str, MessageLike]:
 
 
 def queued_sentence(entry: QueueEntry) -> Message:
-    """Describe what happened to a just added entry."""
+    """Return the sentence about an entry that was just added."""
     queue = read_queue()
     earlier = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
@@ -350,7 +350,7 @@ def work() -> None:
 
 
 def starts_next(run: reader.RecordedRun) -> QueueEntry | None:
-    """Return the entry that is started when this active run has ended, if any."""
+    """Return the entry that starts when this active run has ended, if any."""
     queue = read_queue()
     if queue.paused or queue.halted or not run.is_here:
         return None
@@ -366,7 +366,7 @@ def can_resume(run: reader.RecordedRun, other_runs: Iterable[reader.RecordedRun]
 
 def forget_config(entry: QueueEntry) -> None:
     """Delete the config and the files of an entry that has left the queue."""
-    with contextlib.suppress(OSError):  # held for long by another program: nothing reads it any more
+    with contextlib.suppress(OSError):  # locked for long by another program; nothing reads it any more
         remove(_entry_toml(entry))
     job_files.forget_files(queue_folder() / entry.id)
 

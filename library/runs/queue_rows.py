@@ -1,4 +1,4 @@
-"""The queue as page, shell and HTTP show it: a row for each entry, with what is expected and what differs."""
+"""The queue as page, shell and HTTP show it: a row for each entry, with its forecast and its differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import MessageLike
 from library.runs import explain, file_contents, forecast, gpu_slots, job_files, layout, queue, reader, resume
 
-# Options that differ from one training to the next in any case.
+# Options that differ between any two trainings.
 OWN_NAMES = ("output_name", "output_dir", "logging_dir", "resume")
-MAX_DIFFERENCES = 40  # of one row
+MAX_DIFFERENCES = 40  # per row
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Difference:
     option: str
     before: MessageLike | None
     value: MessageLike | None
-    words: str = ""  # what differs where the option names a file, such as "prompts differ"
+    words: str = ""  # the difference if the option names a file, such as "prompts differ"
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class QueueRow:
     script: str
     state: str
     waits: bool
-    why: MessageLike  # it has failed, or ended otherwise
+    why: MessageLike  # why it failed or ended
     run: str  # the run's id, once started
-    gpus: tuple[str, ...]  # those that it uses or will use; empty for a CPU
+    gpus: tuple[str, ...]  # used or to be used; empty for a CPU
     gpu_count: int
     names_gpus: bool  # it waits for these GPUs, whichever others are free
     step: int
     total_steps: int
     step_seconds: float | None
     memory: float | None
-    seconds: float | None  # of the whole training: what it took, or what is expected
+    seconds: float | None  # of the whole training: measured or expected
     start: float | None
     end: float | None
     added: float
     can_resume: bool
-    resume_words: MessageLike  # of the button that continues it, "" if that is not possible
-    resume_hint: MessageLike  # what to know before, "" for nothing
-    compared_with: str  # the name of the training before it, "" without one of the same kind
+    resume_words: MessageLike  # label of the button that continues it, "" if impossible
+    resume_hint: MessageLike  # a note before continuing, or ""
+    compared_with: str  # name of the preceding training of the same kind, or ""
     differences: tuple[Difference, ...]
 
 
@@ -105,7 +105,7 @@ def _progress(
     runs: Sequence[reader.RecordedRun],
     expected: forecast.Expected | None,
 ) -> JsonObject:
-    """The fields of a row about steps and time."""
+    """Return the fields of a row about steps and time."""
     seconds = forecast.seconds_of_entry(entry, runs)
     facts: JsonObject = {"step": 0, "total_steps": entry.steps, "step_seconds": entry.step_seconds or None}
     if run is None:
@@ -126,7 +126,7 @@ def _progress(
 def _training_before(
     entry: queue.QueueEntry, shown: queue.Queue, runs: Sequence[reader.RecordedRun]
 ) -> tuple[str, JsonMapping]:
-    """The training that comes before an entry, of the same script, in the queue or else among the runs."""
+    """Return the training that comes before an entry, of the same script, in the queue or else among the runs."""
     earlier = [e for e in shown.entries[: shown.entries.index(entry)] if e.script == entry.script]
     if earlier:
         return earlier[-1].name, entry_contents(earlier[-1])
@@ -145,15 +145,15 @@ def run_values(run: reader.RecordedRun) -> JsonObject:
 
 
 def run_contents(run: reader.RecordedRun) -> JsonObject:
-    """Return the settings of a run, with what its files said when it began in place of their paths.
+    """Return the settings of a run with the paths of files replaced by their contents at its start.
 
-    The paths of a run without copies stay: its files may say something else by now.
+    Paths without copies stay, as the files may have changed since.
     """
     return file_contents.with_contents(run_values(run), run.folder)
 
 
 def entry_contents(entry: queue.QueueEntry) -> JsonObject:
-    """Return the settings of an entry, with what its files say in place of their paths."""
+    """Return the settings of an entry with the paths of files replaced by their contents."""
     return file_contents.with_contents(entry_values(entry), queue.queue_folder() / entry.id)
 
 
@@ -174,7 +174,7 @@ def _values_of_file(path: str, written: tuple[int, int, int]) -> JsonObject:
 
 
 def differences(before: JsonMapping, values: JsonMapping) -> tuple[Difference, ...]:
-    """Return the options that differ, those that a training sets for itself first."""
+    """Return the options that differ, first those that the training sets itself."""
     names = [name for name in {**values, **before} if name not in OWN_NAMES and before.get(name) != values.get(name)]
     rows = []
     for name in names[:MAX_DIFFERENCES]:

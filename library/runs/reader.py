@@ -1,4 +1,4 @@
-"""Reading runs: which exist, the state of each, and what it has recorded since the last read."""
+"""Read runs: the list, their states, and new events since the last read."""
 
 import contextlib
 import os
@@ -93,7 +93,7 @@ class RecordedRun(ProcessFolder):
 
     @property
     def name(self) -> str:
-        """What users call it: two runs may have the same name."""
+        """Name for users; not unique."""
         return str(self.facts.get("output_name") or self.id)
 
     @property
@@ -129,7 +129,7 @@ def path_in_run(run: RecordedRun, path: object) -> Path:
 
 
 def output_folder(run: RecordedRun) -> Path:
-    """Return the folder of what a run saves; that of its record where it has recorded none."""
+    """Return the output folder of a run; without a recorded one, the folder of its record."""
     return path_in_run(run, run.facts["output_dir"]) if run.facts.get("output_dir") else run.folder
 
 
@@ -165,7 +165,7 @@ def run_at(folder: Path) -> RecordedRun:
 
 def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | None] | None:
     """Return state and cause of a run that is recorded as active but whose process has ended; None if it is active."""
-    begun = "pid" in facts  # the trainer itself has taken the record over
+    begun = "pid" in facts  # the trainer has taken over the record
     process_facts = facts if begun else layout.load_facts(folder / layout.LAUNCHER)
     if process_facts.get("host", process.HOST) != process.HOST:
         silent = time.time() - facts.get("heartbeat", 0) > SILENCE
@@ -178,7 +178,7 @@ def _how_it_ended(folder: Path, facts: JsonObject) -> tuple[str, MessageLike | N
     if request := layout.stop_asked(folder):
         return ("failed", message) if message and request != "kill" else ("stopped", None)
     if not begun:
-        return "failed", message or "The training ended before it began. Its log says more."
+        return "failed", message or "The process ended before the training began. See its log."
     return ("failed", message) if message else ("interrupted", "The training was interrupted: its process is gone.")
 
 
@@ -282,7 +282,7 @@ class RunProgress:
 
 @lru_cache(maxsize=16)
 def progress(folder: Path) -> RunProgress:
-    """Return the only RunProgress of a folder, so that all readers of this process share it."""
+    """Return the RunProgress of a folder, which all readers of this process share."""
     parent = lineage.parent_run(folder)
     if parent is None:
         return RunProgress(folder)

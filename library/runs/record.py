@@ -60,7 +60,7 @@ class Record:
         with contextlib.suppress(OSError):
             self._room.write_bytes(bytes(ROOM))
         self._write()
-        with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has reported that it cannot be listed
+        with contextlib.suppress(OSError, RuntimeError, ConfigError):  # the check has reported it
             registry.add_pointer(folder, facts)
         threading.Thread(target=self._beat, name="run heartbeat", daemon=True).start()
         threading.Thread(target=GpuLog(self.event, self.say, self._ended).follow, name="gpu log", daemon=True).start()
@@ -148,7 +148,7 @@ class Record:
     def say(self, line: MessageLike) -> None:
         """Print a line that is also kept in log.txt, whoever started the run."""
         text = str(line)
-        with contextlib.suppress(OSError):  # a terminal that was closed, a pipe whose reader left
+        with contextlib.suppress(OSError):  # a closed terminal, or a pipe without a reader
             print(self._hidden.redact(text) + "\n", end="", flush=True)  # one write, as threads may print
         if self._log:
             self._keep(text + "\n")
@@ -298,7 +298,7 @@ class _LogFile(logging.FileHandler):
     """A log file that silently drops lines on a full disk."""
 
     def append(self, text: str) -> bool:
-        """Write text as it is; return False if the file is closed."""
+        """Write text unchanged; return False if the file is closed."""
         with self._locked():
             if not self.stream:
                 return False
@@ -307,7 +307,7 @@ class _LogFile(logging.FileHandler):
             return True
 
     def close_until_next_line(self) -> None:
-        """Let go of a deleted file; the next line that is logged opens a new one."""
+        """Close a deleted file; the next logged line opens a new one."""
         with self._locked():
             if self.stream:
                 self.stream.close()

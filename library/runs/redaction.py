@@ -25,7 +25,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 SECOND_PICTURES = ("conditioning_data_dir", "control_directory", "more_control_directories")
 PLAIN_VALUE = re.compile(r"[\w.,:=+ -]{0,60}")  # values that are words from a list, not paths or sentences
 
-# Options whose values are this program's own names; of other text options only whether they are set is kept.
+# Options whose values are this program's own names; other text options are only shown as set or not.
 NAMED_CHOICES = frozenset(
     (
         "network_module",
@@ -72,7 +72,7 @@ PATH = re.compile(
 )
 
 
-# A list of permitted values cannot leak what nobody thought of, unlike a list of forbidden ones.
+# Unlike a list of forbidden values, a list of permitted ones cannot leak unforeseen data.
 # Why: docs/decisions/2026-11-20-support-bundle-allows-by-name.md
 @dataclass(frozen=True)
 class Redactor:

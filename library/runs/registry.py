@@ -58,7 +58,7 @@ def unusable() -> Message | None:
 
 
 def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
-    """Add a pointer to a run's folder; the `facts` of its process find the run even without its folder."""
+    """Add a pointer to a run's folder; its `facts` about the process identify the run even without its folder."""
     pointers = data_folder() / "runs"
     pointers.mkdir(parents=True, exist_ok=True)
     copied = {name: (facts or {})[name] for name in COPIED_FACTS if name in (facts or {})}

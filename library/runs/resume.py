@@ -1,4 +1,4 @@
-"""Resuming a run: from which state, and with which settings."""
+"""Find the state and the settings to resume a run with."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
             if path in steps_by_folder or not path.name.endswith("-state"):
                 continue
             step = step_of(path)
-            # A folder that was about to be replaced may still be another run's.
+            # A folder that should have been replaced may still belong to another run.
             if step is not None and (kind == "saved" or step == event.get("step")):
                 steps_by_folder[path] = step
     if steps_by_folder:
@@ -33,7 +33,7 @@ def newest_state(run: reader.RecordedRun) -> Path | None:
 
 
 def describe_resume(run: reader.RecordedRun) -> tuple[MessageLike, MessageLike]:
-    """Return the words of the button that continues an ended run, and what to know before pressing it."""
+    """Return the label of the button that continues an ended run, and the note to read before."""
     state = newest_state(run)
     words = Message("Resume from step {step}", step=step_of(state)) if state else "Start again"
     return words, FAILS_AGAIN_HINT if fails_again(run) else ""
@@ -73,7 +73,7 @@ def find_run_problems(run: reader.RecordedRun) -> Iterator[Message]:
     if run.active:
         yield Message("{run} is still {state}: stop it first.", run=run.name, state=Message(run.state))
     if not run.facts.get("script"):
-        yield Message("{run} does not say which script it ran: start it again from its config.", run=run.name)
+        yield Message("{run} has no script in its record: start it again from its config.", run=run.name)
 
 
 def check_resumable(run: reader.RecordedRun) -> None:

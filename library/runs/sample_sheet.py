@@ -12,21 +12,21 @@ from library.config.problems import counted
 
 MAX_ROWS = 8
 CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles above them
-TEXT_SIZE = 20  # readable where the page shows the image at half its size
-LINE_HEIGHT, LETTER_WIDTH = 26, 10  # pixels of a prompt above its row; letters are narrower in the mean
+TEXT_SIZE = 20  # readable at half size, as the page shows the image
+LINE_HEIGHT, LETTER_WIDTH = 26, 10  # font size in pixels of a prompt above its row
 MAX_LINES = 2
 TRAINED_ON = "some of the training images"
 INK, FAINT, PAPER = (24, 24, 32, 255), (112, 112, 124, 255), (255, 255, 255, 255)
-CLEAR, MIDDLE = (0, 0, 0, 0), (122, 125, 140, 255)  # a ground that shows through, and an ink for light and dark ones
+CLEAR, MIDDLE = (0, 0, 0, 0), (122, 125, 140, 255)  # a transparent background, and an ink for light and dark pages
 
 
 @dataclass(frozen=True)
 class SampleSheet:
-    """Which samples of a run stand where."""
+    """The arrangement of a run's samples."""
 
-    steps: tuple[int, ...]  # of the columns
-    prompts: Mapping[int, str]  # of the rows, by number
-    places: Mapping[tuple[int, int], int]  # (number, step) -> place among the run's events of samples
+    steps: tuple[int, ...]  # steps of the columns
+    prompts: Mapping[int, str]  # prompts of the rows, by number
+    places: Mapping[tuple[int, int], int]  # (number, step) -> index among the run's sample events
 
     @property
     def size(self) -> tuple[int, int]:
@@ -49,7 +49,7 @@ class SampleSheet:
 def arrange_samples(events: Sequence[JsonMapping]) -> SampleSheet | None:
     """Return the sheet of a run's sample events; None if all are of one step, which shows no progress.
 
-    Where a resume has changed a prompt, only samples of its last words are compared.
+    If a resume has changed a prompt, only samples of its last version are compared.
     """
     prompts = {_whole(event.get("number")): event.get("prompt") or "" for event in events}
     places = {
@@ -71,8 +71,8 @@ def draw_sheet(
     is_clear: bool = False,
     training_images: Sequence[Image.Image] = (),
 ) -> Image.Image:
-    """Draw the sheet on white, or without a ground if it `is_clear`. `opened` returns the sample at a place among the
-    events; None leaves its cell empty. The last row shows as many of the training images as there are columns."""
+    """Draw the sheet on white, or transparent if `is_clear`. `opened` returns the sample of an event index; None leaves
+    its cell empty. The last row shows as many training images as there are columns."""
     ink, faint = (MIDDLE, MIDDLE) if is_clear else (INK, FAINT)
     width, bottom = sheet.size
     height = bottom + (LINE_HEIGHT + CELL + MARGIN if training_images else 0)
@@ -102,12 +102,12 @@ def draw_sheet(
 
 
 def _whole(value: JsonValue) -> int:
-    # 0 where a damaged record holds no number.
+    # 0 if a damaged record has no number.
     return int(value) if isinstance(value, int | float) and abs(value) < math.inf else 0
 
 
 def _put(image: Image.Image, sample: Image.Image, left: int, top: int) -> None:
-    """Paste a sample into its cell, as large as it fits."""
+    """Paste a sample into its cell at the largest size that fits."""
     factor = CELL / max(sample.size)
     width, height = max(1, round(sample.width * factor)), max(1, round(sample.height * factor))
     fitted = sample.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)

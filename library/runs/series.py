@@ -1,4 +1,4 @@
-"""What a run has measured, step by step, as columns for charts. Long runs are thinned; reading is incremental."""
+"""A run's measurements by step, as columns for charts. Long runs are thinned; reading is incremental."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from library.runs import layout, lineage, reader
 MAX_POINTS = 3000  # maximum points of a column; beyond it every second one is left out
 MAX_RATES = 8  # maximum learning rates
 STEP_PARTS = ("data_s", "transfer_s", "compute_s")  # seconds of a step
-MAX_COMPARISONS = 20  # newest comparisons of files that are read
+MAX_COMPARISONS = 20  # newest file comparisons to read
 MAX_COMPARISON_BYTES = 5_000_000
 STEP_TITLE = re.compile(r"step (\d[\d,]{0,11})")  # of a column of a comparison
 
@@ -23,14 +23,14 @@ Value = float | None
 
 @dataclass
 class Columns:
-    """Values by name for increasing steps, with the seconds of training until each."""
+    """Values by name for increasing steps, with the training seconds up to each."""
 
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     values: dict[str, list[Value]] = field(default_factory=dict)
 
     def append(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Add a point; a column that it has no value for gets None."""
+        """Add a point; columns without a value get None."""
         for name in values.keys() - self.values.keys():
             self.values[name] = [None] * len(self.steps)
         self.steps.append(step)
@@ -39,13 +39,13 @@ class Columns:
             column.append(values.get(name))
 
     def cut(self, keep: Iterable[int]) -> None:
-        """Keep only the points at these places."""
+        """Keep only the points at these indices."""
         places = [*keep]
         self.steps, self.seconds = [self.steps[at] for at in places], [self.seconds[at] for at in places]
         self.values = {name: [column[at] for at in places] for name, column in self.values.items()}
 
     def from_place(self, at: int) -> JsonObject:
-        """Return the points from this place on, as JSON."""
+        """Return the points from this index on, as JSON."""
         return {
             "steps": self.steps[at:],
             "seconds": [round(seconds, 2) for seconds in self.seconds[at:]],
@@ -56,18 +56,18 @@ class Columns:
 class RunSeries:
     """The columns of one run, preceded by those of the run that it resumes. `update` reads only new events.
 
-    `steps` has a point for each step, `checks` one for each validation. `generation` changes whenever points that
-    somebody may have got already are thinned or replaced.
+    `steps` has a point for each step, `checks` one for each validation. `generation` changes whenever points that a
+    client may already have are thinned or replaced.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.generation, self.resumed = folder, 0, list[int]()
         self.steps, self.checks = Columns(), Columns()
         self._offset, self._read, self._stride, self._seen = 0, (0, 0, 0), 1, 0
-        self._began: float | None = None  # time at which the training had taken no seconds yet
+        self._began: float | None = None  # time at which the training had zero seconds
         self._path = os.path.join(folder, layout.PROGRESS)
         self._lock = threading.Lock()
-        self._follows = True  # whether the run that this one resumes is still to be looked for
+        self._follows = True  # whether to look for the resumed run
 
     def update(self) -> "RunSeries":
         """Read events since the last call. Thread-safe."""
@@ -84,7 +84,8 @@ class RunSeries:
         return self
 
     def since(self, generation: int, steps: int, checks: int) -> JsonObject:
-        """Return the points that a reader lacks who has got so many of a generation; all of them of another one."""
+        """Return the points that a client with this number of steps and checks lacks, or all if its generation is
+        outdated."""
         with self._lock:
             if generation != self.generation or steps > len(self.steps.steps) or checks > len(self.checks.steps):
                 steps = checks = 0
@@ -150,7 +151,7 @@ def values_of_step(event: JsonMapping) -> dict[str, float]:
     measured = [part for part in parts if part is not None]
     values["pace"] = sum(measured) if len(measured) == len(parts) else layout.finite_number(event.get("s_it"))
     rates = [*reader.rates_by_name(event.get("lr")).items()][:MAX_RATES]
-    if len({rate for _, rate in rates}) == 1:  # equal ones are one line
+    if len({rate for _, rate in rates}) == 1:  # equal rates share a line
         rates = [("", rates[0][1])]
     values |= {f"rate {name}".strip(): layout.finite_number(rate) for name, rate in rates}
     return {name: value for name, value in values.items() if value is not None}
@@ -158,12 +159,12 @@ def values_of_step(event: JsonMapping) -> dict[str, float]:
 
 @lru_cache(maxsize=32)
 def series_of(folder: Path) -> RunSeries:
-    """Return the only RunSeries of a folder, so that all readers of this process share it."""
+    """Return the RunSeries of a folder, which all readers of this process share."""
     return RunSeries(folder)
 
 
 def likeness_of_files(folder: Path) -> list[tuple[int, float]]:
-    """Return step and likeness to the training images of a run's files, as its newest comparison has measured them."""
+    """Return the step and the likeness to the training images of a run's files, from its newest comparison."""
     comparisons = sorted(folder.glob("compare-*/comparison.json"), key=lambda path: path.parent.name)[-MAX_COMPARISONS:]
     for path in reversed(comparisons):
         if points := _likeness(str(path), layout.signature(str(path))):

@@ -32,12 +32,12 @@ class TrainingJob:
     output: str  # absolute output folder
     toml: str
     how: JsonMapping = field(default_factory=dict)  # fields of library.config.command.Launch
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # by environment variable
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # environment variables
     folder: str = ""  # base of relative paths in the config
     resumes: str = ""  # the run to resume
     queued: str = ""  # its entry in the queue
     preset: str = ""  # the id of the preset that its settings started from
-    files: Mapping[str, Path] = field(default_factory=dict)  # by option: copied into the run's folder, and used there
+    files: Mapping[str, Path] = field(default_factory=dict)  # by option: copied to the run's folder and used from there
 
 
 def job_of_config(config: RunConfig, preset: str = "", **launch: Any) -> TrainingJob:
@@ -98,9 +98,7 @@ def _choose_devices(job: TrainingJob) -> tuple[str, ...]:
     active = [run for run in reader.runs() if run.active and run.is_here]
     devices = gpu_slots.choose_devices(job.how, gpu_slots.free_devices(run.facts for run in active))
     if not devices and not active:
-        raise ConfigError(
-            "The GPU is generating images or making a cache: wait until that has ended, or stop it there."
-        )
+        raise ConfigError("The GPU is busy with generating images or caching: wait until that has ended, or stop it.")
     if not devices:
         names = together([run.name for run in active])
         template = "{runs} is still {state}: stop it, or wait until it has ended, or add this one to the queue."
@@ -143,7 +141,7 @@ def _prepare(job: TrainingJob, devices: Sequence[str]) -> Path:
         layout.store(folder / layout.RUN, facts)
         registry.add_pointer(folder)
     except (OSError, ConfigError) as error:
-        if not isinstance(error, FileExistsError):  # otherwise it would count as starting
+        if not isinstance(error, FileExistsError):  # otherwise the run would count as starting
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, ConfigError):  # such as a full disk, with its own advice
             raise

@@ -64,7 +64,7 @@ def request_output(run_id: str, what: str) -> None:
 
 
 def answer_to(run: reader.RecordedRun, what: str) -> str:
-    """Return what a run does about a request, one of ANSWERS."""
+    """Return a run's answer to a request, one of ANSWERS."""
     is_early = not has_stepped(reader.progress(run.folder).update())
     return BEFORE_FIRST_STEP.get(what, ANSWERS[what]) if is_early else ANSWERS[what]
 
@@ -101,7 +101,7 @@ def lost_by_kill(run: reader.RecordedRun) -> tuple[int | None, float]:
 
 
 def question_before(run: reader.RecordedRun, how: str) -> MessageLike:
-    """Return the question to confirm before a run is stopped like this; "" if next to nothing is lost."""
+    """Return the question to confirm before such a stop; "" if almost nothing is lost."""
     if how == "kill":
         step, seconds = lost_by_kill(run)
         if not has_stepped(reader.progress(run.folder).update()):
@@ -136,7 +136,7 @@ def refuse_early_kill(run: reader.RecordedRun) -> None:
 
 
 def hangs(run: reader.RecordedRun) -> bool:
-    """Return whether a run that should end now has written nothing for long."""
+    """Return whether a run that should end has been silent for too long."""
     if not run.active or layout.stop_asked(run.folder) not in ("now", "kill"):
         return False
     progress = reader.progress(run.folder).update()

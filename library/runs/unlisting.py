@@ -1,4 +1,4 @@
-"""Take runs off the list, and put them back. All of their files stay where they are."""
+"""Take runs off the list, and put them back. Their files stay."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ REMOVED = "removed-runs"  # beside the folder of pointers
 
 
 def remove_run(run_id: str) -> None:
-    """Take a run that has ended off the list. Raises ConfigError for an active or unknown one."""
+    """Take an ended run off the list. Raises ConfigError for an active or unknown one."""
     run = reader.existing_run(run_id)
     refuse_active(run)
     _move(run.id, _listed(), _removed())

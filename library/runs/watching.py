@@ -1,6 +1,6 @@
-"""Tell the webhook of runs whose process was killed, as it could not do that itself.
+"""Notify the webhook of runs whose process was killed and could not do so itself.
 
-The queue's worker watches its own trainings. These are the others: those that the page sees, and that of a shell.
+The queue's worker watches its own trainings; this module watches those of the page and of a shell.
 """
 
 import time
@@ -8,18 +8,18 @@ from typing import Never
 
 from library.runs import keys, reader, webhook
 
-WATCH_PERIOD = 5.0  # seconds between two looks
+WATCH_PERIOD = 5.0  # seconds between two polls
 
 
 class RunWatch:
-    """Tells of runs that have ended since they were seen at work, and of no others."""
+    """Notifies of runs that were seen active and have ended since."""
 
     def __init__(self) -> None:
         self._active: set[str] = set()
 
     def look(self) -> None:
-        """Tell the webhook of each run that has ended since the last look, unless that was told already."""
-        runs = reader.runs()  # which marks killed ones as ended
+        """Notify the webhook of each run that has ended since the last poll, once per run."""
+        runs = reader.runs()  # marks killed runs as ended
         ended = [run for run in runs if run.id in self._active and not run.active]
         self._active = {run.id for run in runs if run.active}
         for run in ended:
@@ -27,7 +27,7 @@ class RunWatch:
 
 
 def watch_forever() -> Never:
-    """Watch as long as this process lives, while there is a webhook."""
+    """Poll until this process ends, whenever a webhook is set."""
     watch = RunWatch()
     while True:
         if keys.stored_webhook():
@@ -38,7 +38,7 @@ def watch_forever() -> Never:
 
 
 def tell_ends_since(start: float) -> None:
-    """Tell the webhook of runs that were started after a time and have ended, unless that was told already."""
+    """Notify the webhook of ended runs that were started after a time, once per run."""
     for run in reader.runs() if keys.stored_webhook() else ():
         if not run.active and (run.facts.get("started") or 0) >= start:
             webhook.tell_end(run.folder, run.facts)

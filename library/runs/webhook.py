@@ -1,7 +1,7 @@
-"""Tell a webhook, an address of the user's, that a run has ended or the queue waits: JSON without images or paths.
+"""Notify the user's webhook that a run has ended or the queue waits: JSON without images or paths.
 
-The address may contain a key, so it is in a private file of its own, and in no config, record, log or bundle. A message
-is never worth harming a training: each call returns within seconds, and raises nothing.
+The address may contain a key, so it is stored in a private file, and never in a config, record, log or bundle. A
+message must not harm a training: each call returns within seconds and raises nothing.
 """
 
 import json
@@ -22,15 +22,15 @@ from library.config.problems import ConfigError, Message, MessageLike
 from library.runs import keys, redaction
 
 TIMEOUT = 5.0  # seconds to connect, and to wait for each part of the answer
-MAX_WAIT = 8.0  # seconds for all of it
+MAX_WAIT = 8.0  # seconds in total
 MAX_LENGTH = 2000  # maximum characters of an address
 MAX_WHY = 500  # maximum characters of the cause of a failure
-SENT_FILE = "told"  # a file in a run's folder: its end was sent
+SENT_FILE = "told"  # file in a run's folder: the notification was sent
 ENDED = ("finished", "stopped", "failed", "interrupted")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects could lead into the network of this computer."""
+    """Refuses redirects, which could lead into this computer's network."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -39,7 +39,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def store_address(text: str) -> None:
-    """Store the address of a webhook, or forget it with "". Raises ConfigError if it is none."""
+    """Store the address of a webhook, or delete it with "". Raises ConfigError if it is invalid."""
     keys.store_webhook(checked_address(text) if text.strip() else "")
 
 
@@ -60,7 +60,7 @@ def checked_address(text: str) -> str:
 
 
 def shown_address(address: str) -> str:
-    """Return as much of an address as is no secret: its host."""
+    """Return the part of an address that is no secret: its host."""
     parts = urllib.parse.urlsplit(address)
     return f"{parts.scheme}://{parts.hostname}/…" if address else ""
 
@@ -89,7 +89,7 @@ def end_of_run(facts: Mapping[str, object]) -> JsonObject:
     state, name = str(facts.get("state")), str(facts.get("output_name") or facts.get("id") or "")
     step, total, why = facts.get("step"), facts.get("total_steps"), without_paths(facts.get("error") or "")
     started, ended, latest = facts.get("started"), facts.get("ended"), facts.get("latest")
-    # A clock that was set back in the meantime says nothing.
+    # no duration if the clock was set back
     timed = isinstance(started, int | float) and isinstance(ended, int | float) and ended >= started
     loss = latest.get("avr_loss") if isinstance(latest, Mapping) else None
     words = {
@@ -107,7 +107,7 @@ def end_of_run(facts: Mapping[str, object]) -> JsonObject:
 
 def _event(kind: str, text: Message, details: JsonObject) -> JsonObject:
     sentence = f"{text} {details['error']}".strip() if kind != "waiting" else without_paths(text)
-    # The loss of a run that failed may be NaN, which is no JSON: those who read it would refuse the whole message.
+    # The loss of a failed run may be NaN, which is not JSON: receivers would refuse the whole message.
     details = {name: None if _is_no_number(value) else value for name, value in details.items()}
     # Slack, Mattermost and others show `text`, Discord `content`.
     return {"event": kind, "time": round(time.time(), 3), **details, "text": sentence, "content": sentence}
@@ -118,14 +118,14 @@ def _is_no_number(value: object) -> bool:
 
 
 def without_paths(text: object) -> str:
-    """Return a text without paths, and not longer than a message may be."""
+    """Return a text without paths, cut to the length limit of a message."""
     lines = [redaction.TOKENS.sub("<token>", line) for line in str(text).splitlines()]
-    cut = [f"{line[: found.start()]}<path>" if (found := redaction.PATH.search(line)) else line for line in lines]
+    cut = [f"{line[: match.start()]}<path>" if (match := redaction.PATH.search(line)) else line for line in lines]
     return " ".join(cut)[:MAX_WHY]
 
 
 def send_quietly(address: str, event: JsonObject) -> None:
-    """Send an event and wait for MAX_WAIT at most, as an answer may arrive byte by byte; only log problems."""
+    """Send an event and wait at most MAX_WAIT, as a response may arrive byte by byte; only log problems."""
 
     def try_to_send() -> None:
         try:

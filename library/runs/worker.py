@@ -1,4 +1,4 @@
-"""The queue's worker process: `python -m library.runs.worker`. It ends when nothing is left to do.
+"""The queue's worker process, `python -m library.runs.worker`; it ends when the queue is done.
 
 It outlives page and browser. Several may be started, but only the one with the lock works. Trainings are independent of
 it; the next worker finds them by their records.
@@ -24,7 +24,7 @@ HANDOVER = 5.0  # seconds that a previous worker may take to end
 # Why: docs/decisions/2026-11-20-queue-is-a-file-with-a-worker.md
 def main() -> int:
     """Work until no entry waits and no training of the queue is active."""
-    for name in ("SIGINT", "SIGHUP"):  # signals of a terminal are not for the worker
+    for name in ("SIGINT", "SIGHUP"):  # the worker ignores a terminal's signals
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
     with locking.hold_lock(queue.queue_folder() / "worker.lock", HANDOVER) as has_lock:
@@ -37,7 +37,7 @@ def advance() -> bool:
     """Record ended entries and start what can start; return whether there is more to do."""
     try:
         with queue.changing() as training_queue:
-            # Before recording how runs ended: one that fails in between still has its devices.
+            # Before recording ends: a run that fails in between still has its devices.
             active = [run for run in reader.runs() if run.active and run.is_here]
             for entry in training_queue.entries:
                 record_end(training_queue, entry)
@@ -60,7 +60,7 @@ def record_end(training_queue: queue.Queue, entry: queue.QueueEntry) -> None:
     if state not in layout.FINAL:
         return
     entry.ended = state
-    with contextlib.suppress(KeyError):  # a training that was killed could not tell it
+    with contextlib.suppress(KeyError):  # a killed training could not notify it
         run = reader.find_run(entry.run)
         _in_background(webhook.tell_end, run.folder, run.facts)
     after(training_queue, entry)
@@ -88,7 +88,7 @@ def start_next(training_queue: queue.Queue, active: Sequence[reader.RecordedRun]
     for entry in training_queue.waiting:
         if training_queue.paused or not free:
             return
-        if entry.id in runs_by_entry:  # started by a worker that ended before it recorded that
+        if entry.id in runs_by_entry:  # started by a worker that ended before recording it
             entry.run = runs_by_entry[entry.id]
             continue
         try:
@@ -104,7 +104,7 @@ def start_next(training_queue: queue.Queue, active: Sequence[reader.RecordedRun]
 
 
 def _left(entry: queue.QueueEntry, free: list[str]) -> list[str]:
-    """Return the devices left for entries after one that waits for devices."""
+    """Return the devices left for the entries after one that waits for devices."""
     if is_on_cpu(entry.how):
         return [device for device in free if device != gpu_slots.CPU]
     if named := named_gpus(entry.how):

@@ -1,4 +1,5 @@
-"""The files that a run says it has written. A record may come from outside, so only what a training makes counts."""
+"""The files that a run's record names as written. Records may come from outside, so only output of a training
+counts."""
 
 import contextlib
 from pathlib import Path
@@ -9,7 +10,7 @@ from library.runs import reader
 
 SAMPLE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 MODEL_ENDINGS = (".safetensors", ".ckpt", ".pt")
-FOLDER_MARKS = (STATE_FACTS, "model_index.json")  # one of them is in each folder that a training writes
+FOLDER_MARKS = (STATE_FACTS, "model_index.json")  # each folder written by a training contains one of these
 
 
 def written_file(run: reader.RecordedRun, event: JsonMapping) -> Path | None:
@@ -19,7 +20,9 @@ def written_file(run: reader.RecordedRun, event: JsonMapping) -> Path | None:
     name = event.get("file")
     if not isinstance(name, str) or not name:
         return None
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # of names with NUL, too long, or links in a circle
+    with contextlib.suppress(
+        OSError, ValueError, RuntimeError
+    ):  # names that contain NUL or are too long, or circular links
         path = (Path(str(run.facts.get("folder") or ".")) / name).resolve()
         home = Path(str(run.facts.get("output_dir") or run.folder.parent.parent)).resolve()
         is_apart = path != home and path.is_relative_to(home) and not path.is_relative_to(run.folder.resolve())

@@ -56,7 +56,7 @@ def free_traceback(error: BaseException) -> None:
 
 
 def attempt(work: Callable[[], None], template: str, training: Training) -> None:
-    """Do this work; if it fails, warn with the template `template`, whose {why} is the reason."""
+    """Do this work; if it fails, warn with `template`, in which {why} is the reason."""
     try:
         work()
     except Exception as error:

@@ -10,7 +10,7 @@ from library.measuring.candidates import TUNED_OPTIONS
 
 @dataclass(slots=True)
 class Choices:
-    """The choices so far; None: not chosen yet."""
+    """The choices so far; None if not made yet."""
 
     tuned: JsonObject | None = None  # the fastest options found by compile_autotune
     compiled_from: int | None = None  # the first step with blocks that were compiled beside the run

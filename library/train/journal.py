@@ -36,12 +36,12 @@ class Journal:
     def __init__(self, config: RunConfig, world: World, seed: int, began: float = 0) -> None:
         """`began` is the start of the process in seconds since 1970; by default now."""
         self._config, self._world = config, world
-        # Finished phases before the first step, and when they ended, by a clock that nobody sets.
+        # Finished phases before the first step, and when they ended, by the monotonic clock.
         start = time.monotonic() - max(time.time() - began, 0.0) if began else time.monotonic()
         self._marks: list[tuple[MessageLike, float]] = [("", start)]
         self.record: Record | None = None
         if world.main:
-            options = changed(config, secrets=True)  # the record removes secrets from all that it writes
+            options = changed(config, secrets=True)  # the record removes secrets from its files
             save = config.save
             self.record = Record.start(options, config.script, save.output_dir or "", save.output_name, config.title)
             self.record.note(seed=seed, hardware=world.memory.hardware(world.ranks))
@@ -54,7 +54,7 @@ class Journal:
         self.completed = False  # whether all steps are done, even if a stop was requested during the last one
         self.newest: dict[str, Path] = {}  # "file" and "state" -> what was saved last
         self._progress = Progress(self.say)
-        self._began, self._previews = self._marks[0][1], (0, 0.0)  # images, and seconds that they took
+        self._began, self._previews = self._marks[0][1], (0, 0.0)  # number of images, and their seconds
 
     def __enter__(self) -> "Journal":
         self.requests.listen()
@@ -235,7 +235,7 @@ class Journal:
 
 
 class Progress:
-    """Print the progress of long work: at its start, its end and every few seconds.
+    """Prints the progress of long work: at its start, its end and every few seconds.
 
     Call it with the name of the work, the number of finished items, and the total.
     """

@@ -80,7 +80,7 @@ class StepLog:
         self._note_lost_seconds()
 
     def _tell_lost_seconds(self) -> None:
-        """Log and record how long a step usually takes, and what took time besides."""
+        """Log and record the usual seconds per step, and the time lost besides."""
         lost = self._note_lost_seconds()
         if lost and (sentence := lost_time_sentence(lost)):
             self._journal.say(f"A step took {pace_of(self.meter.speed(0)['s_it'])} s. {sentence}")

@@ -60,11 +60,11 @@ class ControlRequests:
         self._next_state = math.inf
         self._signals, self._last = 0, 0.0  # number of signals, and time of the newest
         self._how = ""  # one of STOP_WAYS
-        self._recorded_how = ""  # what is written in the record
+        self._recorded_how = ""  # the stop in the record
         self._deferring = self._has_stepped = self._raised = self._ending = self._own_signal = False
         self._next_look = 0.0
         self._requested: set[str] = set()  # of REQUEST_KINDS but "stop", since `flags` was called last
-        self._agreed: set[str] = set()  # of REQUEST_KINDS, what all processes know
+        self._agreed: set[str] = set()  # those of REQUEST_KINDS that all processes know
         self._launcher = _launcher()
         self._before: dict[int, Any] = {}
         self._wakeup_read: socket.socket | None = None
@@ -189,7 +189,7 @@ class ControlRequests:
         return "now" if request == "kill" else request
 
     def _watch(self) -> None:
-        """Thread: before the first step, raise Stopped for "now"."""
+        """Raise Stopped for "now" before the first step. Runs on a thread."""
         # Loading and compiling check no requests.
         while self._wakeup_read is not None and not self._has_stepped:
             if self._on_disk() == "now":

@@ -215,7 +215,7 @@ def test_the_command_reads_a_config_and_prints_json(tmp_path, capsys, uncounted)
         (["--family", "flux", "--set", "=5"], "--set =5 must read NAME=VALUE"),
         (["--family", "flux", "--resolution", ","], "--resolution , names nothing"),
         (["--family", "flux", "--script", "sdxl_train"], "choose from flux_train_network, flux_train"),
-        (["--family", "flux", "--profile", "--candidate", "eager,compiled"], "one way at one size"),
+        (["--family", "flux", "--profile", "--candidate", "eager,compiled"], "exactly one value of --candidate"),
         (["--family", "flux", "--input", "frames=2"], "--input is for --diffusers"),
         (["."], ". is a folder, not a file"),
     ],

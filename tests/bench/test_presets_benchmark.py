@@ -53,5 +53,5 @@ def test_a_preset_can_be_measured_with_other_values_under_its_own_memory():
     changed = presets.choose_case(every, "flux lora-12gb blocks_to_swap=20 compile_mode='reduce-overhead'")
     assert as_shipped in every and changed.cap == as_shipped.cap and changed.title != as_shipped.title
     assert changed.values == as_shipped.values | {"blocks_to_swap": 20, "compile_mode": "reduce-overhead"}
-    with pytest.raises(ValueError, match="'flux lora-13gb' is not a preset"):
+    with pytest.raises(ValueError, match="'flux lora-13gb' is neither a preset"):
         presets.choose_case(every, "flux lora-13gb")

@@ -39,7 +39,7 @@ def test_uneven_times_are_reported(result):
     assert not report.noise_warning(result)
     for row in report.measured_rows(result):
         row["ms"]["p90"] = 3 * row["ms"]["p50"]
-    assert "something else used this machine" in report.measurements_table(result)
+    assert "another program used this machine" in report.measurements_table(result)
 
 
 def test_the_chart_has_a_bar_for_each_measurement(result):

@@ -143,7 +143,7 @@ def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, t
     caplog.set_level("INFO")
     recorder_model, record = recorder(capture, reserve)
     assert record(3) is None and not recorder_model.recordings and told in recorder_model.why_not
-    assert caplog.text.count("CUDA graphs are not recorded from now on") == 1 and told in caplog.text
+    assert caplog.text.count("CUDA graphs are no longer recorded") == 1 and told in caplog.text
 
 
 def test_steps_that_need_less_memory_are_tried_anew(recorder):

@@ -197,4 +197,4 @@ def test_too_little_memory_for_the_first_recording_leaves_steps_that_are_not_rec
         passes.run((1, 8, 8))
     told = [record.getMessage() for record in caplog.records]
     assert ran == ["eager"] * 2 and len(told) == 1
-    assert "CUDA graphs are not recorded from now on: the GPU's memory is too small" in one_sentence(told[0])
+    assert "CUDA graphs are no longer recorded: the GPU's memory is too small" in one_sentence(told[0])

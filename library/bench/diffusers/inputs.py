@@ -1,7 +1,7 @@
 """The inputs of a transformer of diffusers, guessed from its parameters' names and the entries of its config.
 
-Names do not tell whether a model reads a picture as it is, as a row of tokens or as frames of a video; that is tried on
-a copy without memory.
+Names do not reveal whether a model reads an image as a grid, a row of tokens or frames of a video; each layout is tried
+on a copy without memory.
 """
 
 import inspect

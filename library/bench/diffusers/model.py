@@ -35,7 +35,7 @@ SCRIPT = families.lora_script(next(f.name for f in families.all_families() if f.
 
 
 class DiffusersFamily:
-    """What the trainer needs to know of a model outside of our families."""
+    """The facts that the trainer needs about a model outside our families."""
 
     name = "diffusers"
     block_inputs: JsonMapping = {}

@@ -48,7 +48,7 @@ def quantize_int8_(
 
 
 def _keep_int8(layer: Any, stored: ScaledWeight, in_int8: bool) -> None:
-    """Multiply with the very numbers that a layer's file has, rotating its input as they are rotated."""
+    """Multiply with the unchanged values of a layer's file, rotating its input as they are rotated."""
     forget_stored(layer)
     layer.register_buffer("weight_scale", stored.factors, persistent=False)
     forward = _forward_int8 if in_int8 else _forward_dequantized

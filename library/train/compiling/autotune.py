@@ -282,7 +282,7 @@ def summarise_choice(chosen: Measured, results: list[Measured], passes: int, is_
 
 
 def short(changes: Overrides) -> str:
-    """Return a candidate in words."""
+    """Describe a candidate's changes."""
     words = [
         name.removeprefix("compile_") if value is True else f"{name.removeprefix('compile_')} {value}"
         for name, value in changes.items()

@@ -57,8 +57,8 @@ class BackgroundCompiler:
     # ---- before the first step
 
     def why_not(self, denoiser: nn.Module) -> MessageLike:
-        """Return why blocks are compiled before the first step instead, "" if they need not be. Call it before anything
-        is recorded.
+        """Return why blocks are compiled before the first step instead, "" if they need not be. Call it before any
+        recording.
         """
         if why := self._config.compile.why_not_in_background(self._config):
             return why
@@ -138,7 +138,7 @@ class BackgroundCompiler:
             return False
         if options.compile_autotune or options.compile_fullgraph or options.backends != {"inductor"}:
             return False
-        # A state of a version that did not decide has compiled blocks.
+        # States of versions without this decision have compiled blocks.
         undecided = bool(self._clock.step) and self._choices.stays_eager is None
         return not undecided
 
@@ -223,18 +223,20 @@ class BackgroundCompiler:
         """
         kinds = passes.batches.kinds()
         self._kinds, self._sizes = [*kinds], len(kinds)
-        wanted = [kind for kind, _ in kinds.most_common()]
+        to_record = [kind for kind, _ in kinds.most_common()]
         if self._config.compile.dynamic is not False:
-            wanted = [next(k for k in wanted if k[0] == number) for number in dict.fromkeys(kind[0] for kind in wanted)]
+            to_record = [
+                next(k for k in to_record if k[0] == number) for number in dict.fromkeys(kind[0] for kind in to_record)
+            ]
         calls: dict[tuple[int, ...], list[BlockCall]] = {}
         # The largest size is recorded first, as the others fit into its memory; most are recorded in their first step.
-        recorded = (passes.largest(), wanted[0])
-        for kind in dict.fromkeys([*recorded, *wanted]):
+        recorded = (passes.largest(), to_record[0])
+        for kind in dict.fromkeys([*recorded, *to_record]):
             recording = contextlib.nullcontext() if kind in recorded else passes.unrecorded()
             with recording, block_calls.noted(passes.denoiser) as calls[kind]:
                 passes.run_within_limit(kind)
-        self._time_pass(passes, wanted[0])
-        return [call for kind in wanted for call in calls[kind]]
+        self._time_pass(passes, to_record[0])
+        return [call for kind in to_record for call in calls[kind]]
 
     def _time_pass(self, passes: TrialPasses, kind: Kind) -> None:
         """Time a separate pass, as earlier ones also recorded."""
@@ -297,7 +299,7 @@ class BackgroundCompiler:
         if passes.recorder:
             passes.recorder.free_others = self.make_room
         self._journal.say(
-            f"The first steps run without compiled blocks, and were measured to take {self._step_seconds:.3g} s "
+            f"The first steps run without compiled blocks and take {self._step_seconds:.3g} s "
             f"each; beside them {counted(len(self._calls), 'graph')} of blocks will be compiled, "
             f"{len(processes)} at a time"
         )
@@ -325,7 +327,7 @@ class BackgroundCompiler:
         try:
             with passes.random_state_kept():
                 self._graphs.load_next(passes.denoiser)
-        except Exception as error:  # whatever it is, the steps do not depend on it
+        except Exception as error:  # any error: the steps do not depend on it
             self.give_up(blocks.compile_error_cause(error))
             return
         if not self._graphs.all_loaded:

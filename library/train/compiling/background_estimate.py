@@ -13,13 +13,15 @@ OTHER_SIZES = 0.6  # memory of all other recorded sizes, relative to the first
 
 
 def speed_of(processes: int) -> float:
-    """Return how many times as fast so many processes compile as one: seven took 30 s for SDXL's graphs on an H200."""
+    """Return the speedup of compiling by this number of processes: seven took 30 s for SDXL's graphs on an H200."""
     return (processes + 1) / 2
 
 
 def bytes_to_compile(blocks: Iterable[tuple[int, int]]) -> float:
-    """GPU memory of the compiling process, by the bytes of each block's weights and of its largest input."""
-    return CONTEXT_BYTES + max(BLOCK_COPIES * weights + KEPT_ACTIVATIONS * given for weights, given in blocks)
+    """Return the GPU memory of the compiling process, from the bytes of each block's weights and largest input."""
+    return CONTEXT_BYTES + max(
+        BLOCK_COPIES * weights + KEPT_ACTIVATIONS * largest_input for weights, largest_input in blocks
+    )
 
 
 def lack_of_room(needed: float, free: float) -> str:

@@ -28,12 +28,12 @@ class BackgroundGraphs:
 
     @property
     def due(self) -> bool:
-        """Whether a graph can be loaded, or no further one will come."""
+        """Whether a graph can be loaded, or no further one will be ready."""
         return len(self.processes.ready) > len(self.pauses) or bool(self.why_ended)
 
     @property
     def why_ended(self) -> str:
-        """Why no further graph will come although some are missing, "" if that is not so."""
+        """Why no further graph will be ready although some are missing, "" otherwise."""
         if not self.processes.ended or self.all_loaded or len(self.processes.ready) > len(self.pauses):
             return ""
         return next(iter(self.processes.failures), "no process is left that could compile them")
@@ -49,7 +49,7 @@ class BackgroundGraphs:
             self._imports.start()
 
     def load_next(self, denoiser: nn.Module) -> None:
-        """Load the graph that was ready first of those that are not loaded yet."""
+        """Load the graph that was ready first among those not loaded yet."""
         began = time.perf_counter()
         if self._imports:
             self._imports.join()
@@ -64,5 +64,5 @@ class BackgroundGraphs:
 def _import_inductor() -> None:
     try:
         torch_private.import_inductor()
-    except Exception as error:  # the first loaded graph meets it again, and says so
+    except Exception as error:  # loading the first graph raises it again and reports it
         logger.debug("inductor could not be imported: %s", error)

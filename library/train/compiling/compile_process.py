@@ -29,7 +29,7 @@ FOR_LACK_OF_MEMORY = (LACKS_MEMORY, -getattr(signal, "SIGKILL", 0))
 
 
 def compile_settings(config: RunConfig, device: torch.device) -> JsonObject:
-    """Describe what a process can know before the model and the data are read, without secrets."""
+    """Return the settings that are known before the model and the data are read, without secrets."""
     # The child inherits the environment, so GPU numbers mean the same, but not the current GPU.
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -44,7 +44,7 @@ def compile_job(
     calls: Sequence[BlockCall],
     device: torch.device,
 ) -> JsonObject:
-    """Describe all work of a process, without secrets."""
+    """Return the whole job of a process, without secrets."""
     return {
         "settings": compile_settings(config, device),
         "sizes": [list(size) for size in sizes],
@@ -61,7 +61,7 @@ class CompileProcess:
         of the cores. Its priority is lower than that of the training, unless that waits for it. Raises OSError.
         """
         self.failure = ""  # why compiling has ended, "" if nothing failed
-        self.unfinished: list[int] = []  # the number of the call that it compiles
+        self.unfinished: list[int] = []  # index of the call that it compiles
         self._waiting: deque[int] = deque()
         self._ready: list[int] = []
         self._waited_for = waited_for
@@ -88,15 +88,15 @@ class CompileProcess:
         )
 
     def prepare(self, settings: JsonObject) -> None:
-        """Let it build the model early, by the settings that its job will probably have."""
+        """Let it build the model early, with the settings that its job will probably have."""
         line = json.dumps({**settings, "waited_for": self._waited_for}, default=str)
         # It may still import the compiler and read nothing.
         self._preparing = threading.Thread(target=self._send, args=(line,), daemon=True)
         self._preparing.start()
 
     def start(self, job: JsonObject, waiting: deque[int], ready: list[int]) -> None:
-        """Let it compile the job's calls. `waiting`: their numbers, which several processes take from its left; `ready`
-        gets those whose graphs are in the cache.
+        """Let it compile the job's calls. Processes take the calls' indices from the left of `waiting`, and append them
+        to `ready` when their graphs are in the cache.
         """
         self._waiting, self._ready = waiting, ready
         if self._preparing is None:
@@ -107,7 +107,7 @@ class CompileProcess:
     def _follow(self, job: str) -> None:
         process, last = self._process, ""
         assert process.stdout
-        # Its output is read meanwhile: as long as that pipe is full, the process reads no input.
+        # Read its output meanwhile: while that pipe is full, the process reads no input.
         sending = threading.Thread(target=self._send_job, args=(job,), daemon=True)
         sending.start()
         try:
@@ -120,7 +120,7 @@ class CompileProcess:
         except (OSError, ValueError) as error:  # it has ended meanwhile
             last = last or str(error)
         if code := process.wait():
-            by_itself = f"{last[:200] or 'its process ended without a word'} (code {code})"
+            by_itself = f"{last[:200] or 'its process ended without a message'} (code {code})"
             self.failure = KILLED.format(number=-code) if code < 0 else by_itself
         sending.join()
         if code in FOR_LACK_OF_MEMORY:
@@ -142,7 +142,7 @@ class CompileProcess:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin
-        with contextlib.suppress(OSError):  # it has ended, and its last words say why
+        with contextlib.suppress(OSError):  # it has ended, and its last lines say why
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
@@ -173,8 +173,8 @@ class CompileProcesses:
 
     def __init__(self, waited_for: bool = False) -> None:
         """`waited_for`: whether the training waits for them, see `CompileProcess`."""
-        self.waiting: deque[int] = deque()  # numbers of calls that nobody compiles yet
-        self.ready: list[int] = []  # numbers of calls whose graphs are in the cache, the first ready first
+        self.waiting: deque[int] = deque()  # indices of calls that no process has taken yet
+        self.ready: list[int] = []  # indices of calls whose graphs are in the cache, in the order of completion
         self._waited_for = waited_for
         self._processes: list[CompileProcess] = []
 
@@ -182,18 +182,18 @@ class CompileProcesses:
         return len(self._processes)
 
     def add(self, number: int) -> None:
-        """Start as many processes. Raises OSError."""
+        """Start this number of processes. Raises OSError."""
         threads = max(usable_cores() // (number + 1), 1) if number > 1 or self._waited_for else 0
         for _ in range(number):
             self._processes.append(CompileProcess(threads, self._waited_for))
 
     def prepare(self, settings: JsonObject) -> None:
-        """Let them build the model early, by the settings that their job will probably have."""
+        """Let them build the model early, with the settings that their job will probably have."""
         for process in self._processes:
             process.prepare(settings)
 
     def keep(self, number: int) -> None:
-        """Stop all processes but as many."""
+        """Stop all but this number of processes."""
         for process in self._processes[number:]:
             process.kill()
         for process in self._processes[number:]:
@@ -203,7 +203,7 @@ class CompileProcesses:
 
     def keep_one(self) -> bool:
         """Stop all running processes but one, which gets the calls of the others; return whether any was stopped."""
-        # One without a call was told to end, and takes no further one.
+        # A process without a call has been ended, and takes no further one.
         self._processes.sort(key=lambda process: (not process.running, not process.unfinished))
         stops = len(self._processes) > 1 and self._processes[1].running
         if stops:
@@ -217,7 +217,7 @@ class CompileProcesses:
         return None
 
     def start(self, job: JsonObject) -> None:
-        """Let them compile the job's calls, the first ones first."""
+        """Let them compile the job's calls in order."""
         self.waiting.extend(range(len(job["calls"])))
         for process in self._processes:
             process.start(job, self.waiting, self.ready)
@@ -228,7 +228,7 @@ class CompileProcesses:
 
     @property
     def failures(self) -> list[str]:
-        """Why processes have ended without compiling what they took."""
+        """Why processes have ended without compiling their calls."""
         return [process.failure for process in self._processes if process.failure]
 
     @property

@@ -2,7 +2,7 @@
 
 It reads lines from stdin. The first has the training's settings, in JSON, by which it builds the model without weights
 while the training reads them. The second has the calls of blocks; it gives one block of each kind random weights. Each
-further line has the number of a call: it calls that block as the training does, and prints a line of JSON. An empty
+further line has the index of a call: it calls that block as the training does, and prints a line of JSON. An empty
 line ends it. It also ends when stdin is closed, so it never outlives the training. An error is printed as the last
 line, with a non-zero exit code.
 """
@@ -61,7 +61,7 @@ class MetaModel:
 
 
 def main() -> int:
-    """Read the settings and the calls of blocks, and compile each block that a further line asks for."""
+    """Read the settings and the calls of blocks, and compile the block that each further line names."""
     torch_private.import_inductor()  # while the training loads its model
     settings = json.loads(sys.stdin.readline())
     if not settings.pop("waited_for"):
@@ -72,10 +72,10 @@ def main() -> int:
         torch.cuda.set_device(device)
     model = build_model(settings)
     job = json.loads(sys.stdin.readline())
-    # Not before: the training has stopped the processes for which its GPU lacks the memory, and until then it may need
-    # all of it, to encode the images.
+    # Not earlier: until now the training may need the whole GPU to encode the images, and it has stopped the processes
+    # that do not fit.
     make_context(device)
-    if job["settings"] != settings:  # the training has chosen others since
+    if job["settings"] != settings:  # the training has chosen other settings since
         model = build_model(job["settings"])
     wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     threading.Thread(target=_read_numbers, args=(wanted,), daemon=True).start()
@@ -145,10 +145,10 @@ def _thin_out(module: nn.Module, path: str, kept: set[str]) -> None:
             del module._modules[name]
 
 
-def _read_numbers(wanted: "queue.SimpleQueue[int | None]") -> None:
-    """Hand on the numbers of calls, None for an empty line; end this process when stdin ends."""
+def _read_numbers(indices: "queue.SimpleQueue[int | None]") -> None:
+    """Queue the indices of calls, None for an empty line; end this process when stdin ends."""
     for line in sys.stdin:
-        wanted.put(int(line) if line.strip() else None)
+        indices.put(int(line) if line.strip() else None)
     os._exit(1)
 
 

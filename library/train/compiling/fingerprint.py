@@ -59,7 +59,7 @@ NO_MATTER = (
 
 
 def fingerprint_settings(config: RunConfig, world: World, kinds: Collection[Kind]) -> str:
-    """Identify what is known of a training's graphs before its model is read. `kinds`: of its batches."""
+    """Identify a training's graphs as far as known before its model is read; `kinds` are those of its batches."""
     dynamic, sides = config.compile.dynamic, {kind[1:] for kind in kinds}
     # Graphs of one size serve no other; those of several sizes serve all, but no other number of images.
     is_single = dynamic is False or (dynamic is None and len(sides) == 1)
@@ -67,13 +67,13 @@ def fingerprint_settings(config: RunConfig, world: World, kinds: Collection[Kind
     return stored_results.digest(_settings_facts(config, world) | {"batches": batches})
 
 
-def training_facts(config: RunConfig, world: World, known: LossFunction) -> JsonObject:
+def training_facts(config: RunConfig, world: World, loss: LossFunction) -> JsonObject:
     """Return what the compiled code of a training depends on, except the sizes of its batches."""
     return _settings_facts(config, world) | {
         "model": [
-            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in known.components.denoiser.named_parameters()
+            [n, list(p.shape), str(p.dtype), p.requires_grad] for n, p in loss.components.denoiser.named_parameters()
         ],
-        "encoders": {name: bool(known.method.trained_parts.get(name)) for name in sorted(known.components.encoders)},
+        "encoders": {name: bool(loss.method.trained_parts.get(name)) for name in sorted(loss.components.encoders)},
     }
 
 

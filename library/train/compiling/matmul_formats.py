@@ -172,7 +172,7 @@ def time_formats(  # noqa: PLR0913 - what is timed, where, and how the training 
     are left out.
     """
     seconds, began = dict.fromkeys([IN_16_BITS, *formats], 0.0), time.perf_counter()
-    for size, number in sorted(sizes.items(), key=lambda one: -one[0].work * one[1]):
+    for size, number in sorted(sizes.items(), key=lambda item: -item[0].work * item[1]):
         if time.perf_counter() - began > SECONDS:
             break
         for name in list(seconds):

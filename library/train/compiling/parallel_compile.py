@@ -30,7 +30,7 @@ from library.train.journal import Journal
 logger = logging.getLogger(__name__)
 
 GRAPH_TIMEOUT = 300.0  # seconds without a further graph, after which the rest is compiled here
-PAUSE = 0.05  # seconds between two looks at what others have compiled
+PAUSE = 0.05  # seconds between two polls for graphs that others have compiled
 
 
 # Why: docs/decisions/2026-11-30-graphs-side-by-side.md
@@ -91,7 +91,7 @@ class ParallelCompiler:
 
     def run(self, config: RunConfig, plan: CompilePlan, passes: TrialPasses, kind: Kind) -> None:
         """Compile and load the graphs of batches of this kind. Weights and random states do not change, and no block is
-        left compiled: the next pass has all graphs, and compiles what could not be compiled here.
+        left compiled: the next pass finds all graphs, and compiles any that failed here.
         """
         if not self._others:
             return
@@ -99,8 +99,8 @@ class ParallelCompiler:
         try:
             with passes.random_state_kept():
                 self._compile(self._record_calls(passes, kind), config, plan, passes)
-        except Exception as error:  # the pass that follows meets it again, and says so
-            logger.info("The rest is compiled by one process: %s", str(error).partition("\n")[0])
+        except Exception as error:  # the following pass raises it again and reports it
+            logger.info("One process compiles the rest: %s", str(error).partition("\n")[0])
         finally:
             self.stop()
             plan.compile_all()
@@ -111,7 +111,7 @@ class ParallelCompiler:
             cache.note_warm(self._name)
 
     def stop(self) -> None:
-        """Stop the processes, if there are any left."""
+        """Stop the remaining processes."""
         self._others.stop()
         self._others.keep(0)
 
@@ -155,13 +155,13 @@ class ParallelCompiler:
         return min(len(self._others), len(calls) - 1, processes_in_memory(), int(left // each))
 
     def _load_and_compile(self, calls: Sequence[BlockCall], plan: CompilePlan, denoiser: nn.Module) -> int:
-        """Load graphs that others have compiled. While there are none, compile those that take the least time, if the
-        others still have some to take. Return how many were compiled here.
+        """Load graphs that others have compiled. While there are none, compile the quickest remaining ones, if the
+        others have further ones to take. Return how many were compiled here.
         """
         others, own, loaded = self._others, 0, 0
         last = time.monotonic()  # when a graph was ready
         while True:
-            ended = others.ended  # before the graphs that are ready are counted
+            ended = others.ended  # read before the ready graphs are counted
             if loaded < len(others.ready):
                 number, loaded = others.ready[loaded], loaded + 1
             elif (ended or len(others.waiting) > len(others)) and (number := others.take_last()) is not None:
@@ -178,8 +178,8 @@ class ParallelCompiler:
             last = time.monotonic()
             self._report(own + loaded, len(calls))
 
-    def _report(self, known: int, total: int) -> None:
-        self._journal.phase(Message("compiling"), known, total)
+    def _report(self, done: int, total: int) -> None:
+        self._journal.phase(Message("compiling"), done, total)
 
 
 def slowest_first(calls: Sequence[BlockCall], denoiser: nn.Module) -> list[BlockCall]:

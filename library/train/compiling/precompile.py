@@ -47,7 +47,7 @@ class Precompiler:
         self._parallel = parallel or ParallelCompiler(world, journal)
         self._stepped = False  # whether a step was taken
         self._recording_seconds = 0.0  # see `recorded`
-        self._passes: TrialPasses  # given to `prepare`
+        self._passes: TrialPasses  # set by `prepare`
 
     def __enter__(self) -> "Precompiler":
         return self
@@ -73,7 +73,7 @@ class Precompiler:
             passes.pause()
         else:
             self._compile_ahead()
-        self._parallel.stop()  # it may have had nothing to compile
+        self._parallel.stop()  # there may be nothing to compile
 
     def _record_ahead(self) -> None:
         """Record the largest size of an eagerly recorded denoiser, in whose memory the others fit.
@@ -115,7 +115,7 @@ class Precompiler:
         if 0 < steps <= first and self._clock.step:  # at step 0 the preflight check has already warned
             self._journal.warn(
                 Message(
-                    "compile_compare_steps = {first}: nothing is compiled, as only {steps} are to be done; use fewer",
+                    "compile_compare_steps = {first}: nothing is compiled, as only {steps} remain; use fewer",
                     first=first,
                     steps=steps,
                 )
@@ -191,7 +191,7 @@ class Precompiler:
             try:
                 self._passes.run(kind)
                 if not each_size and not self._records:
-                    # This compiles nothing more: it shows whether the memory is enough.
+                    # Compiles nothing more, but shows whether the memory suffices.
                     self._passes.run(self._passes.largest())
                 self.note()
             except Exception as error:
@@ -268,9 +268,7 @@ class Precompiler:
         return False
 
     def _free_memory(self, denoiser: nn.Module) -> bool:
-        """Give up what is cheapest of that which needs GPU memory beside the steps; return whether the step can be
-        retried.
-        """
+        """Free the cheapest user of GPU memory beside the steps; return whether the step can be retried."""
         recorder, recorded = cudagraph.recorder_of(denoiser), recorded_passes_of(denoiser)
         if recorded and recorded.recordings:
             recorded.free()
@@ -280,7 +278,7 @@ class Precompiler:
             recorder.give_up("the GPU's memory is too small for the steps beside them")
             recorder.lacks_memory = True
         else:
-            return cudagraph.lift_memory_limit(recorder)  # only steps that can be repeated are held
+            return cudagraph.lift_memory_limit(recorder)  # the limit applies only to repeatable steps
         return not self._config.optim.stepped_early  # a step in the backward pass cannot be undone
 
     def give_up(self, error: BaseException) -> None:
@@ -309,7 +307,7 @@ class Precompiler:
 
 
 def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
-    """Describe the sizes that graphs are made for; `single` if each size needs its own graph."""
+    """Describe the image sizes of the graphs; `single` if each size needs its own graph."""
     if number == 1 and not options.dynamic:
         return "All images have one size, which the graphs are made for."
     if single:
@@ -329,7 +327,7 @@ def graphs_sentence(options: Compile, number: int, single: bool = False) -> str:
 
 def kind_to_compile(batches: Batches, each_size: bool, in_step: bool = False) -> Kind:
     """Return the kind of batches to compile for first. `each_size`: every size has graphs of its own."""
-    if each_size:  # then the others cannot use them, so take what comes next
+    if each_size:  # graphs then serve no other size, so take the next batch's
         return batches.kind_at(batches.index - 1 if in_step and batches.index else batches.index)
     # One graph serves all sizes, and its kernels are tuned for the one that it is compiled with. All processes choose
     # the same, so the first compiles for all.

@@ -1,4 +1,4 @@
-"""How many processes have room beside the training in the processor and the memory (RAM), also within a container."""
+"""The number of processes for which processor and memory (RAM) have room beside the training, also in a container."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-FEWEST_GRAPHS = 4  # for two, a second process took 1 s less (FLUX.1) and 3 s more (FLUX.2) until the first step
+FEWEST_GRAPHS = 4  # for two graphs, a second process saved 1 s (FLUX.1) or cost 3 s (FLUX.2) until the first step
 CORES_EACH = 2  # a process keeps one busy with Python, and parts of others with Triton
 RAM_EACH = 3 * 2**30  # bytes of a process with its libraries and its part of Triton's processes
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -31,7 +31,7 @@ def processes_in_memory() -> int:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: a container may be limited to some of the machine's."""
+    """Return how many cores this process may use; a container may have fewer than the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _own_groups(""):
         with contextlib.suppress(OSError, ValueError):  # "max" without a limit

@@ -1,4 +1,4 @@
-"""Passes over a training's own batches, before and between its steps, that compile or record what steps will run."""
+"""Passes over a training's own batches, before and between its steps, that compile or record the steps' code."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ class TrialPasses:
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Record no further size in this context; those that are recorded are replayed."""
+        """Record no further size in this context; recorded ones are replayed."""
         if (recorder := self.recorder) is None:
             yield
             return
@@ -82,6 +82,6 @@ class TrialPasses:
             self.run(self.largest())
 
     def forget_recordings(self) -> None:
-        """Free the recordings of blocks as they were before a change; sizes are recorded again when they occur."""
+        """Free the recordings, as blocks have changed; sizes are recorded again when they occur."""
         if self.recorder:
             self.recorder.forget()

@@ -16,8 +16,8 @@ SIDE = 64  # pixels of the copy whose roughness is measured: the mean difference
 CELLS = 32  # pixels of the copy that is compared
 NOISY, BROKEN = 3.0, 0.3  # noise is more times as rough as the base model's image, and further from it
 FLAT, PLAIN = 0.1, 0.002  # less than this share as rough is one colour, unless the base model's image is as plain
-LEAST_STEPS = 50  # nobody expects a shorter training to have learned something
-SAME = 0.01  # as far from the base model's image as nothing that a person sees
+LEAST_STEPS = 50  # a shorter training need not have learned anything
+SAME = 0.01  # distance from the base model's image below which nobody sees a difference
 BECAME_NOISE = (
     "the sample images have become noise: the learning rate is probably too high; use an earlier file, or train again "
     "with a tenth of the rate"
@@ -46,7 +46,7 @@ class Look:
 
 
 def look_at(path: Path) -> Look:
-    """Return how the image in a file looks."""
+    """Return the look of an image file."""
     with Image.open(path) as image:
         small, large = (
             np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BOX), np.float32) / 255
@@ -64,7 +64,7 @@ class SampleChanges:
         self._told: set[str] = set()
 
     def judge(self, files: Iterable[tuple[Prompt, Path]], step: int, is_last: bool) -> Message | None:
-        """Return what the images of a step say that was not said before; None if all is well."""
+        """Return the verdict on a step's images unless it was returned before; None if all is well."""
         looks = {(prompt.prompt, prompt.seed): look_at(path) for prompt, path in files if path.is_file()}
         if not step:
             self._first = looks
@@ -78,7 +78,7 @@ class SampleChanges:
 
 
 def _verdict(pairs: list[tuple[Look, Look]], has_learned_long: bool) -> str:
-    """Return what the changes from the base model's images say, "" for nothing."""
+    """Return the verdict on the changes from the base model's images, "" if there is none."""
     distances = [first.distance(now) for first, now in pairs]
     rougher = [now.roughness / max(first.roughness, PLAIN) for first, now in pairs]
     if median(rougher) > NOISY and median(distances) > BROKEN:

@@ -66,7 +66,7 @@ class SampleRunner:
         sample = config.sample
         self.wanted = sample.wanted  # the user may request samples at any time
         self._prompts: list[Prompt] = []
-        self._seeded: list[Prompt] = []  # the same with a seed each, of the samples that are generated now
+        self._seeded: list[Prompt] = []  # the same, each with a seed, for the samples being generated
         self._decoded_by = ""
         self._sizer: BatchSizer | None = None
         self._changes = SampleChanges()
@@ -205,7 +205,7 @@ class SampleRunner:
     def _generate(self, training: Training, paths: dict[int, Path], failures: Failures) -> None:
         """Generate this process' share of the images, with the VAE on the device for all of them."""
         world, device = training.world, training.world.device
-        vae: Any = self._components.vae  # kept whenever samples are wanted
+        vae: Any = self._components.vae  # kept if samples are generated
         networks = [self._components.denoiser, vae, *self._components.encoders.values()]
         # Processes with shards of one model generate each image together.
         own = [
@@ -232,7 +232,7 @@ class SampleRunner:
             sizer = BatchSizer(1, device) if training.method.shards else self._sizer_of(device)
             images = in_batches(self._sampler, requests, sizer, self._images, (WorkCancelled,))
             for done, (number, image) in enumerate(images, start=1):
-                # a lack of memory, a broken VAE, a full disk, ...
+                # such as a lack of memory, a broken VAE or a full disk
                 with self._failing_alone(self._prompts[number].prompt, training, failures):
                     if isinstance(image, Exception):
                         raise image
@@ -248,7 +248,7 @@ class SampleRunner:
             self._engine.recorder.free()
 
     def _images_left(self, own_prompts: Sequence[Prompt], clock: Clock) -> ImagesLeft:
-        """Return what these prompts need until the end of the training, as far as it is scheduled."""
+        """Return the scheduled images of these prompts until the end of the training."""
         sample = self._config.sample
         left = clock.times_left(sample.sample_every_n_steps, sample.sample_every_n_epochs) if sample.scheduled else 0
         return images_left(own_prompts, self._sampler, rounds=1 + left)
@@ -290,7 +290,7 @@ class SampleRunner:
             journal.warn(Message(DECODED[by]))
 
     def _tell(self, reports: Sequence[tuple[dict[int, Path], Failures]], training: Training) -> None:
-        """Report in the first process what the others have generated, and which samples failed."""
+        """Report in the first process the samples of all processes, and those that failed."""
         world, journal = training.world, training.journal
         if not world.main:
             return
@@ -307,7 +307,7 @@ class SampleRunner:
                         journal.sampled(training.clock.step, number, path, image, self._seeded[number])
 
     def _judge(self, reports: Sequence[tuple[dict[int, Path], Failures]], training: Training) -> None:
-        """Warn in the first process of images that became noise, or that nothing has changed."""
+        """Warn in the first process of images that became noise or do not change."""
         clock = training.clock
         files = [(self._seeded[number], path) for paths, _ in reports for number, path in paths.items()]
         if training.world.main and (verdict := self._changes.judge(files, clock.step, clock.done)):
@@ -361,13 +361,13 @@ class SampleRunner:
         training.journal.sampled(training.clock.step, number, path, image, prompt)
 
     def _metadata(self, prompt: Prompt) -> dict[str, str]:
-        """Return the texts in a sample's file: what it takes to generate it again with the file of its step."""
+        """Return the texts in a sample's file: all settings to generate it again with the file of its step."""
         steps = self._sampler.count_steps(imageless_request(prompt))
         shown = plan.Column("", tuple(few_steps.sample_lora(self._config).items()))
         return plan.image_metadata(prompt, steps, shown, str(self._config.model.pretrained_model_name_or_path))
 
     def _path(self, number: int, prompt: Prompt, clock: Clock) -> Path:
-        """<output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>_<seed>.png, as upstream names them.
+        """Return <output_dir>/sample/<name>_<e000001 or 000100>_<00>_<time>_<seed>.png, as upstream names samples.
 
         Before the first step it is e000000.
         """

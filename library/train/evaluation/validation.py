@@ -90,7 +90,7 @@ class ValidationRunner:
         except Exception as error:
             problem, num_cut = beside.reason(error, training), num_cut + 1
             if training.method.shards is not None:
-                world.gather(True)  # the others wait in this collective and then end, too
+                world.gather(True)  # the others wait in this collective, and then end, too
         # Also if this process was interrupted: a collective that one of them leaves out would block the others.
         if world.ranks > 1:
             torch.distributed.all_reduce(sums)

@@ -45,7 +45,7 @@ class Checkpointer:
     def when_due(self) -> None:
         """Save the files and states that are due after this step or epoch, or were requested."""
         clock, requests = self._training.clock, self._journal.requests
-        if requests.granted("save"):  # a file and a state of this step; older ones are kept
+        if requests.granted("save"):  # file and state of this step; older ones are kept
             self._check()
             self._save_file(self._names.step(clock.step))
             self._save_state(self._names.state(step=clock.step))
@@ -140,7 +140,7 @@ class Checkpointer:
             raise ConfigError(problems[0])
 
     def _save_file(self, path: Path, by: By | None = None) -> bool:
-        """Save the file and its average by a method of `Writing`; return whether both are there."""
+        """Save the file and its average by a method of `Writing`; return whether both exist."""
         updates, by = self._training.updates, by or self._writing.during
         self._journal.phase(Message("saving"))
         with averaging.averaged(updates.raw_optimizer):
@@ -155,8 +155,8 @@ class Checkpointer:
         return saved
 
     def _write_on_main(self, write: Callable[[], bool | None]) -> bool:
-        """Let the first process write, and return False if `write` does; with a sharded model the other processes send
-        it their shards.
+        """Let the first process write, and return False if `write` does; with a sharded model the others send their
+        shards.
         """
         main, shards = self._training.world.main, self._training.method.shards
         if main:
@@ -185,7 +185,7 @@ class Checkpointer:
 
     def _save_state(self, folder: Path | None, by: By | None = None) -> bool:
         """Save a state to resume from, by a method of `Writing`; without a folder, as the backup that replaces the
-        previous one. Return whether it is there.
+        previous one. Return whether it exists.
         """
         self._journal.phase(Message("saving the state"))
         with self._training.step_log.meter.lost.during(SAVING_STATES):
@@ -259,7 +259,7 @@ class Backups:
                 paths.remove_outdated(path)
 
     def _short(self, folder: Path, state: State) -> MessageLike:
-        """Return why disk space is too short, "" if it is enough: another state and the final file must still fit."""
+        """Return why disk space is short, "" if it suffices: another state and the final file must still fit."""
         free = free_space(folder)
         # `discard` deletes them once a newer state is complete.
         freed = sum(f.stat().st_size for old in self._names.backups() for f in old.iterdir())

@@ -17,15 +17,15 @@ from library.config.schema import options_of
 ARITHMETIC = 2
 # Sections that affect where files go or how fast a step is, but not its result.
 ELSEWHERE = ("save", "sample", "validation", "metadata", "hub", "log", "compile", "memory", "distributed", "cache")
-# What is kept for the backward pass: what compiled blocks compute again is rounded less often than what they keep.
+# What is kept for the backward pass: compiled blocks round recomputed values less often than kept ones.
 KEEPING_OPTIONS = ("gradient_checkpointing", "checkpoint_keep_attention", "compile_activation_budget")
-# Options that decide the kernels of compiled blocks, which round in their own way. Where weights wait, as with
+# Options that decide the kernels of compiled blocks, which differ in rounding. Offloading weights, as with
 # blocks_to_swap, changes no number.
 KERNEL_OPTIONS = (
     *("compile_backend", "compile_mode", "compile_scope", "compile_blocks", "compile_dynamic"),
     *KEEPING_OPTIONS,
 )
-# Modes that differ in CUDA graphs alone, which replay the same kernels.
+# Modes that differ only in CUDA graphs, which replay the same kernels.
 EQUAL_KERNELS = {"reduce-overhead": "default", "max-autotune-no-cudagraphs": "max-autotune"}
 # Options of these sections that do change rounding or random draws.
 ROUNDING_OPTIONS = (
@@ -97,7 +97,8 @@ def _encoding_options(config: RunConfig) -> JsonObject:
 
 
 def _keeping_options(config: RunConfig) -> JsonObject:
-    """Return what compiled blocks keep for the backward pass, whichever options say so: swapped ones keep nothing."""
+    """Return what compiled blocks keep for the backward pass, from all options that decide it: swapped blocks keep
+    nothing."""
     recomputed = config.memory.recomputes_all(config)
     attention = recomputed and config.memory.checkpoint_keep_attention
     return dict(zip(KEEPING_OPTIONS, (recomputed, attention, config.compile.compile_activation_budget), strict=True))

@@ -1,4 +1,4 @@
-"""Files that cannot be written where they should be: the disk is full, was unplugged, or became read-only."""
+"""Handle files that cannot be written to their place: the disk is full, unplugged or read-only."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,22 +24,22 @@ Write = Callable[[Path], None]
 class Writing:
     """Writes files and states of a training, in its first process.
 
-    One that fails during the training is a warning. What is saved at its end goes to another folder if the output
-    folder cannot take it.
+    A failure during the training is a warning. At its end, files go to another folder if the output folder cannot take
+    them.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._failing: set[str] = set()  # of "file" and "state", what could not be written the last time
-        self._elsewhere: Message | None = None  # says where the result is, if not in the output folder
+        self._failing: set[str] = set()  # those of "file" and "state" that failed the last time
+        self._elsewhere: Message | None = None  # where the result is, if not in the output folder
 
     def during(self, path: Path, write: Write) -> bool:
-        """Write a file or folder on which nothing else depends; return whether it is there."""
+        """Write a file or folder that nothing else depends on; return whether it exists then."""
         kind = "state" if path.name.endswith("-state") else "file"  # it may not exist
         try:
             write(path)
         except UNWRITABLE as error:
-            if kind not in self._failing:  # once, as the same may be true of hundreds
+            if kind not in self._failing:  # once, as hundreds of files may fail
                 self._failing.add(kind)
                 self._journal.warn(Message(NOT_SAVED, file=path.name, why=error_sentence(error)))
             return False
@@ -47,7 +47,7 @@ class Writing:
         return True
 
     def result(self, path: Path, write: Write) -> None:
-        """Write a file of the end. Raises UnwritableError or OSError if no folder can take it."""
+        """Write a final file. Raises UnwritableError or OSError if no folder can take it."""
         try:
             write(path)
         except UNWRITABLE as error:
@@ -56,7 +56,7 @@ class Writing:
             self._elsewhere = moved
 
     def last_state(self, path: Path, write: Write) -> None:
-        """Write the state of the end; if no folder can take it, warn, as the result is still to be saved."""
+        """Write the final state; if no folder can take it, only warn, as the result is still to be saved."""
         try:
             write(path)
         except UNWRITABLE as error:

@@ -1,4 +1,4 @@
-"""Whether a state folder can be resumed by a config, and what the resume would change. No model is loaded."""
+"""Check whether a config can resume a state folder, and what the resume would change. No model is loaded."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ OTHER_ARITHMETIC = (
     ": {folder} was saved by another version of this trainer: the training continues, but perhaps not bit-exactly; "
     "CHANGELOG.md names what has changed"
 )
-# Beginnings of tensor names, by which a state tells its kind of training; without any of them it is one of adapters.
+# Prefixes of tensor names that identify a state's kind of training; without any of them it trains adapters.
 WHOLE_MODEL_PARTS = ("denoiser", "clip_l", "clip_g", "t5xxl")
 KINDS_BY_PREFIX = {"embedding.": "textual-inversion", "lllite_": "lllite"}
 LEARNED: dict[str, MessageLike] = {
@@ -139,7 +139,7 @@ def _other_training(folder: Path, facts: JsonMapping, config: RunConfig) -> Iter
 
 
 def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Problem | None:
-    """Return the problem if a state's tensors are of another kind of training, or of another family."""
+    """Return the problem if a state's tensors belong to another kind of training, or to another family."""
     kind = _kind_of_training(stored)
     if kind != config.kind:
         return Problem(
@@ -150,7 +150,7 @@ def _other_model(folder: Path, stored: JsonMapping, config: RunConfig) -> Proble
             now=LEARNED[config.kind],
             advice=ADVICE,
         )
-    with contextlib.suppress(ConfigError):  # names that fit no family tell nothing
+    with contextlib.suppress(ConfigError):  # names that fit no family prove nothing
         is_whole_model = kind == "finetune"
         layers = (name.removeprefix("denoiser.") if is_whole_model else name.partition(".")[0] for name in stored)
         if config.family not in possible_families(layers, {}, module_sizes(stored)):
@@ -265,7 +265,7 @@ def shaping_changes(folder: Path, config: RunConfig) -> Message | None:
     except ConfigError:
         return None
     now = deciding_options(config, 0)
-    rates = [name for name in RATES if not saved.get(name) or not now.get(name)]  # of which 0 leaves a group out
+    rates = [name for name in RATES if not saved.get(name) or not now.get(name)]  # rates; 0 leaves a group out
     differences = [*compare_settings(saved, {name: now[name] for name in (*SHAPING, *rates) if name in now})]
     return join_messages(differences, "; ") if differences else None
 

@@ -128,7 +128,7 @@ def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training")
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError) as e:
         raise ConfigError(OTHER_OPTIMIZER) from e  # other groups, or other memory
     spec = chosen_optimizer(config)
-    # What other packages keep for a weight may depend on its size, and a state of theirs is never refused for that.
+    # The state that other packages keep for a weight may depend on its size, so it is never refused for its form.
     if in_shards or spec.module != "torch.optim":
         return
     kept = trial.optimizer_state_shapes(spec, optimizer_arguments(config))
@@ -137,7 +137,7 @@ def _take_over_optimizer(folder: Path, facts: JsonMapping, training: "Training")
 
 
 def _of_same_form(path: Path, now: JsonMapping, saved: Any) -> Any:
-    """Return saved values of the form of those that they replace; raises ConfigError for others."""
+    """Return saved values if their form is that of the values they replace; raise ConfigError otherwise."""
     if place := wrong_form(now, saved):
         raise state_refusal(path, place)
     return saved
@@ -173,7 +173,7 @@ def _warn_of_differences(facts: JsonMapping, training: "Training", data: Message
 
 
 def _captions_as_written(facts: JsonMapping, training: "Training") -> list[Message]:
-    """Return the difference of a state of 0.3.0 or before, which encoded cached captions without what options add."""
+    """Return the difference of a state of 0.3.0 or before, which cached captions without the additions of options."""
     if CHECKED in facts or not training.config.cache.text:
         return []
     changed = [image for image in training.batches.images.items if image.encoded_caption != image.caption]

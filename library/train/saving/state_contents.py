@@ -1,4 +1,4 @@
-"""Whether the contents of a state are such as this trainer saves: a checksum tells nothing about them."""
+"""Check that a state's contents have the form that this trainer saves, which a checksum cannot."""
 
 import contextlib
 import math
@@ -42,7 +42,7 @@ def _dictionary(
 
 
 def _are_groups(value: Any) -> bool:
-    """Whether it is a result of `library.optim.resuming.describe_groups`."""
+    """Return whether it is a result of `library.optim.resuming.describe_groups`."""
     if value is None:
         return True
     kinds, groups = (value.get(name) if isinstance(value, dict) else None for name in ("kinds", "groups"))
@@ -69,7 +69,7 @@ FACTS: Mapping[str, Callable[[Any], bool]] = {
         }
     ),
 }
-# Those that each version of this trainer has written, and of others the entries that a resume needs.
+# Facts that every version of this trainer has written, and entries of others that a resume needs.
 NEEDED = {"current_step", "current_epoch", "seed", "losses", "batches"}
 NEEDED_INSIDE = {"batches": ("epoch", "index", "seed"), "early_stop": ("best_loss", "best_step", "waited", "last_step")}
 
@@ -88,7 +88,7 @@ def state_refusal(path: Path, what: str) -> ConfigError:
 
 @contextlib.contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Turn any error of taking over what a file of a state holds into one ConfigError."""
+    """Turn any error of restoring a state file's contents into one ConfigError."""
     try:
         yield
     except ConfigError:

@@ -31,7 +31,7 @@ from library.train.saving.state_contents import state_refusal, wrong_facts
 
 WEIGHTS, OPTIMIZER, SCHEDULER = "model.safetensors", "optimizer.bin", "scheduler.bin"
 AVERAGE, SCALER = "ema.safetensors", "scaler.pt"
-VERSION = 1  # of what STATE_FACTS holds
+VERSION = 1  # version of the format of STATE_FACTS
 SUMS = "SHA256SUMS"
 CHECKED = "checksums"  # marks a state that has checksums
 STEP_KEY = "saved_after_step"  # stored in every file except JSON and text
@@ -186,7 +186,7 @@ def _last_line(text: str) -> str:
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of files by name, "" for an unreadable one."""
     paths = [folder / name for name in names]
-    with ThreadPoolExecutor(READER_THREADS) as pool:  # hashing releases the interpreter's lock
+    with ThreadPoolExecutor(READER_THREADS) as pool:  # hashing releases the GIL
         return {path.name: digest for path, digest in zip(paths, pool.map(_file_digest, paths), strict=True)}
 
 

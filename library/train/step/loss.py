@@ -43,7 +43,7 @@ class LossFunction:
     compile_log: CompileLog
 
     def __call__(self, batch: Batch, noise: Callable[[Tensor], NoisedBatch] | None = None) -> Tensor:
-        """`noise` makes noised latents; by default the step's generator draws noise and timesteps."""
+        """Return the loss. `noise` makes noised latents; by default the step's generator draws noise and timesteps."""
         return self._caption_loss(batch, *self._noised_inputs(batch, noise))
 
     def parts(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
@@ -76,7 +76,7 @@ class LossFunction:
         with self.machine.autocast():
             text = self.text(batch)
             target = noised.target
-            # First, as blocks that recompute read what the last pass has prepared: adapters' factors, joined text.
+            # First, as recomputing blocks read what the last pass has prepared: adapters' factors, joined text.
             if batch.keep_base is not None and self.config.can_be_left_out:
                 base = self._base_prediction(batch, noised, lambda: text, controls)
                 target = torch.where(batch.keep_base[:, None, None, None], base, target)
@@ -122,7 +122,7 @@ class LossFunction:
         """Return reference images, control image or inpainting mask, as `Family.predict` takes them."""
         control_images = list(batch.controls)
         if control_images and batch.latents is None and not batch.is_guided:
-            assert isinstance(self.family, TakesControls)  # else scanning the data set had failed
+            assert isinstance(self.family, TakesControls)  # otherwise scanning the data set would have failed
             control_images = [self.family.control_latents(self.components, pixels) for pixels in control_images]
         return control_images if batch.paint is None else [*control_images, batch.paint]
 
@@ -179,7 +179,7 @@ def predict_padded(size: int, predict: Predict, noised: NoisedBatch, text: dict[
 
 
 def pad_rows(rows: Tensor, size: int) -> Tensor:
-    """[B, ...] -> [size, ...]: repeat the last row; unchanged if there are enough."""
+    """Pad [B, ...] to [size, ...] by repeating the last row; return it unchanged if it has enough rows."""
     missing = size - len(rows)
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing > 0 else rows
 

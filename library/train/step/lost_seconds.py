@@ -1,4 +1,4 @@
-"""Seconds between the first step and the end in which a training does not step at its usual speed, by their cause."""
+"""Time lost after the first step: seconds without steps at the usual speed, by cause."""
 
 import contextlib
 import time
@@ -20,16 +20,16 @@ VALIDATING = Message("validating")
 
 @dataclass
 class LostSeconds:
-    """Adds up seconds by cause: of work between steps, and what slow steps took longer than usual ones."""
+    """Adds up seconds by cause: work between steps, and the excess of slow steps over usual ones."""
 
     _between: dict[Message, float] = field(default_factory=dict)
     _steps: dict[Message, tuple[int, float]] = field(default_factory=dict)  # cause -> slow steps, and their seconds
-    cause: Message | None = None  # of the work that is done just now
+    cause: Message | None = None  # of the current work
     _since: float = 0.0
 
     @contextlib.contextmanager
     def during(self, cause: Message) -> Iterator[None]:
-        """Count the seconds of this context, which is no part of a step. A context within has a cause of its own."""
+        """Count the seconds of this context, which is outside steps. A nested context counts for its own cause."""
         outer = self.cause
         self._switch(cause)
         try:
@@ -39,7 +39,7 @@ class LostSeconds:
 
     @contextlib.contextmanager
     def of_steps(self) -> Iterator[None]:
-        """Do not count the seconds of this context, in which steps end that the host is ahead of."""
+        """Do not count the seconds of this context, in which the GPU finishes steps that the host has launched."""
         began = time.monotonic()
         try:
             yield
@@ -51,7 +51,7 @@ class LostSeconds:
         self._steps[cause] = (number + 1, total + seconds)
 
     def by_cause(self, usual: float) -> dict[Message, float]:
-        """Return the seconds by cause, most first; a step usually takes `usual` seconds."""
+        """Return the seconds by cause, largest first; `usual` are the seconds of a usual step."""
         lost = dict(self._between)
         for cause, (number, seconds) in self._steps.items():
             lost[cause] = lost.get(cause, 0.0) + max(seconds - number * usual, 0.0)

@@ -52,9 +52,9 @@ class Meter:
     _ended: Any = None  # timestamp of the end of the last step that was read
     _seen: int = 0
     _epoch: int = 0  # of the last step
-    sizes: int = 0  # of images that steps have had
+    sizes: int = 0  # kinds of images of the steps so far
     _sizes_before: int = 0
-    _paused_for: Message = COMPILING  # the last work before which steps were interrupted
+    _paused_for: Message = COMPILING  # the last work that interrupted steps
     lost: LostSeconds = field(default_factory=LostSeconds)
     warm_steps: int = 0
     warm_seconds: float = 0.0
@@ -102,9 +102,9 @@ class Meter:
         return FIRST_STEPS if is_first else NEW_EPOCHS if is_new else None
 
     def pause(self) -> None:
-        """Leave the next step out of the speed, as other work comes before it."""
+        """Exclude the next step from the speed, as other work precedes it."""
         self._last = 0.0
-        # Outside of other work only compiling interrupts steps, between them or within one.
+        # Apart from other work, only compiling interrupts steps, between or within them.
         self._paused_for = self.lost.cause or COMPILING
 
     def lines(self, wait: bool = False) -> list[Line]:

@@ -172,7 +172,7 @@ class Updates:
         return self._map_bundles(state, self._shards.offered_state) if self._shards else state
 
     def load_state_dict(self, state: State) -> None:
-        # The optimizer's own errors tell that it does not fit.
+        # An error of the optimizer itself means that it does not fit.
         self.raw_optimizer.load_state_dict(self._map_bundles(state, own_state) if self._shards else state)
 
     def resume(self, saved: resuming.Saved, config: RunConfig) -> None:
