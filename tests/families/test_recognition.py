@@ -142,6 +142,19 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_no_other_family_takes_its_files(demo, script):
+    config = config_of(demo, script)
+    shapes = weights.header(config.model.pretrained_model_name_or_path)
+    plain = {name: shapes[key] for name, key in tensor_names.without_prefix(shapes).items()}
+    own = families.facts_of(config.family)
+    assert own.recognise(plain) or own.recognise(shapes)
+    for other in families.all_families():
+        if other is not own and not (own.recognised_first and not other.recognised_first):
+            takes = other.recognise(plain) or other.recognise(shapes)
+            assert not takes, f"{other.name} recognises files of {own.name}: set recognised_first in the facts of one"
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
     """As ComfyUI's files have it, the older and the newer names, with their prefix."""
     config = config_of(demo, script)
