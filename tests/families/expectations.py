@@ -3,7 +3,7 @@
 - `blocks`: the number of blocks in each group of the published model
 - `parts`: the options that name the files beside the denoiser's
 - `tiny`: sizes of a tiny model with as few blocks as possible, fields of the random module's TINY
-- `lora_loader`: diffusers' loader of its LoRA files, without "LoraLoaderMixin"
+- `lora_loader`: diffusers' loader of its LoRA files, without "LoraLoaderMixin"; "" if diffusers has none
 - `presets`: GB of a GPU -> the preset for a LoRA that fits it
 - `comfy.prefixes`, `comfy.endings`: of names that ComfyUI and diffusers both read
 - `comfy.layers`: one of every kind of layer that is adapted, by kohya's name, with its outputs and inputs
@@ -13,6 +13,8 @@ import functools
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 FOLDER = Path(__file__).parent / "expected"
 
@@ -26,6 +28,15 @@ def expected(family: str, key: str) -> Any:
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     assert key in values, f"{name} has no {key}, which tests/families/expectations.py describes"
     return _with_tuples(values[key])
+
+
+def diffusers_loader(family: str) -> Any:
+    """diffusers' class that loads LoRA files of a family; skips a test where there is none."""
+    from diffusers.loaders import lora_pipeline
+
+    if not (name := expected(family, "lora_loader")):
+        pytest.skip("diffusers loads no LoRA files of this family")
+    return getattr(lora_pipeline, f"{name}LoraLoaderMixin")
 
 
 def _with_tuples(value: Any) -> Any:

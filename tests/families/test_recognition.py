@@ -227,7 +227,8 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
         path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
         facts, description = recognition.family_and_description(weights.header(path))
-        assert facts is families.facts_of(config.family) or description == "a Cosmos-Predict2 transformer", description
+        is_own = facts is families.facts_of(config.family) or description == "a Cosmos-Predict2 transformer"
+        assert is_own, f"half of the file is {description}: recognise it by tensors that both halves have"
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
         assert any(sentence in str(problem) for sentence in told), problem

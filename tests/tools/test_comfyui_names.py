@@ -25,7 +25,7 @@ from library.families.adapter_kinds import kinds
 from library.families.base import ModelComponents
 from library.tools import for_comfyui
 from library.tools.convert import convert_lora
-from tests.families.expectations import expected
+from tests.families.expectations import diffusers_loader, expected
 from tests.source import ROOT
 
 pytest.importorskip("lycoris.kohya")
@@ -279,10 +279,9 @@ def paths_of(variant, module, is_lokr):
 
 def loaded_layers(variant, file, **encoders):
     """Load a file with the pipeline's own loader; return its layers, those of text encoders after their name."""
-    from diffusers.loaders import lora_pipeline
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    mixin = getattr(lora_pipeline, f"{expected(family_of(variant), 'lora_loader')}LoraLoaderMixin")
+    mixin = diffusers_loader(family_of(variant))
     networks_by_name = {"unet" if variant in ("sdxl", "sd15") else "transformer": transformer(variant)}
     networks_by_name |= {"text_encoder": encoders.get("clip_l"), "text_encoder_2": encoders.get("clip_g")}
     pipeline = type("Pipeline", (mixin,), {"components": {}, "hf_device_map": None, **networks_by_name})()

@@ -13,7 +13,7 @@ from library.adapter_files.verify import verify_lora
 from library.config.problems import ConfigError
 from library.tools.convert import convert_lora
 from tests import flux_files
-from tests.families.expectations import expected
+from tests.families.expectations import diffusers_loader, expected
 from tests.tools.conftest import asked, file_of, loaded, saved, trained
 
 FAMILIES = ("sdxl", "flux")
@@ -173,8 +173,6 @@ def test_names_of_comfy_are_those_that_comfy_and_diffusers_read(family, tmp_path
 
 @pytest.mark.parametrize("name", [facts.name for facts in families.all_families() if not facts.denoiser_prefix])
 def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
-    from diffusers.loaders import lora_pipeline
-
     stored, layers = {}, expected(name, "comfy")["layers"]
     for layer, (outputs, inputs) in layers.items():
         base = f"lora_unet_{layer}"
@@ -185,7 +183,7 @@ def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
         stored[f"{base}.alpha"] = torch.tensor(1.0)
     save_file(stored, tmp_path / "a.safetensors", {"ss_base_model_version": families.facts_of(name).base_model_version})
     there = load_file(convert_lora(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
-    converted = getattr(lora_pipeline, f"{expected(name, 'lora_loader')}LoraLoaderMixin").lora_state_dict(there)
+    converted = diffusers_loader(name).lora_state_dict(there)
     converted = converted[0] if isinstance(converted, tuple) else converted
     pieces = {"qkv": 3, "linear1": 4 if name == "flux" else 1}
     assert len(converted) == 2 * sum(pieces.get(layer.rpartition("_")[2], 1) for layer in layers)
