@@ -217,7 +217,8 @@ def as_python(cell: str) -> str:
 
 def test_the_shells_page_names_every_script():
     text = (DOCS / "shell.md").read_text(encoding="utf-8")
-    assert [script.stem for script in (source.ROOT / "sd-scripts").glob("*.py") if f"`{script.stem}`" not in text] == []
+    unnamed = [script.stem for script in (source.ROOT / "sd-scripts").glob("*.py") if f"`{script.stem}`" not in text]
+    assert not unnamed, f"add to the table of docs/shell.md: {unnamed}"
 
 
 def test_messages_in_troubleshooting_are_those_of_the_program():

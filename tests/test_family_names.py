@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from library import families
 from tests import source
 
@@ -23,6 +25,12 @@ OWN = (
     "library/config/names.py",
 )
 REGISTRY = "library/families/__init__.py"
+
+
+# What the folder of a family has, and its module of random networks.
+FILES = ("__init__", "facts", "family", "keys", "model", "options", "random")
+RANDOM_NAMES = ("TINY", "FULL", "make_networks", "input_shapes", "write_random_model", "demo_tables")
+RANDOM_NAMES += ("convert_for_diffusers",)
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
@@ -57,6 +65,19 @@ def test_nobody_asks_for_a_family_by_its_name():
     asked = re.compile(r"(?<!asked)\.family (==|!=|in|not in) [\"'(\[]")
     files = [path for path in source.files() if not path.relative_to(source.ROOT).as_posix().startswith(OWN)]
     assert [path.name for path in files if asked.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_folder_is_complete(family):
+    folder = source.ROOT / "library" / "families" / family
+    missing = [name for name in FILES if not (folder / f"{name}.py").is_file()]
+    assert not missing, f"library/families/{family} lacks {missing}: see 'The places of a family' in CONTRIBUTING.md"
+    module = families.random_module(family)
+    missing = [name for name in RANDOM_NAMES if not hasattr(module, name)]
+    assert not missing, f"define {missing} in {module.__name__}, as families.random_module describes them"
+    scripts = families.facts_of(family).scripts
+    scripts = [name for name in scripts if not (source.ROOT / "sd-scripts" / f"{name}.py").is_file()]
+    assert not scripts, f"write {scripts} in sd-scripts, short as the others"
 
 
 def test_a_name_is_seen():

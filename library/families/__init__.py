@@ -97,6 +97,18 @@ def load_object(reference: str) -> Any:
 
 
 def random_module(family: str) -> Any:
+    """Return a family's module of random networks, which has these names.
+
+    - TINY, FULL: the sizes of a tiny model and of the published one
+    - make_networks(sizes): their `RandomNetworks`, tiny by default
+    - input_shapes(family, denoiser): the `InputShapes` of one image with a caption of usual length
+    - write_random_model(folder, dtype=..., sizes=...): writes files, and returns their paths by part, or its only file
+    - demo_tables(models): the tables of a demo TOML for these files
+    - convert_for_diffusers(tensors, config): a LoRA file's adapters by diffusers' names, and the sizes of its layers
+
+    Optional: VARIANTS (sizes by the names of `demo_variants`), model_sizes(config, full) for sizes that depend on
+    options, adopt_denoiser(family, denoiser), and SMALL_MODEL (a `SmallModel`).
+    """
     return importlib.import_module(f"library.families.{family}.random")
 
 

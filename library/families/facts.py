@@ -102,6 +102,20 @@ def block_of_adapter(name: str, groups: Iterable[BlockGroup]) -> tuple[int, int]
     return None
 
 
+@dataclass(frozen=True)
+class ImportedModel:
+    """What importers of other trainers' files have to know of a family whose denoiser is a transformer."""
+
+    blocks: int  # that another trainer's share of blocks refers to; of FLUX, double blocks and pairs of single ones
+    most_swapped: int  # the largest number of blocks to swap that an import writes
+    parts: tuple[str, ...] = ("text_encoder", "vae")  # options that name the networks beside the denoiser
+    size_shift: str = "shift"  # the timestep_sampling that shifts by the size of an image
+    model_version: str = ""  # of a model whose name matches none of `named_options`; "" if names do not decide
+
+
+NOT_IMPORTED = ImportedModel(0, 0, ())  # of families that have no such options
+
+
 @dataclass(frozen=True, kw_only=True)
 class SmallModel:
     """The small trained model of a family that comes with the program: the base of the demo's LoRA and fine-tune, and
@@ -153,6 +167,8 @@ class FamilyFacts:
     compile_seconds: float  # of compiling them, as measured on an H200
     decoder_memory: float = 1.5  # GiB that the VAE needs in 16 bits to decode 1024 x 1024 pixels, besides its weights
     denoiser_prefix: str = ""  # of the denoiser's tensors in a file that holds the other networks too
+    # Whether `recognise` runs before that of the other families, since they would take its files for their own.
+    recognised_first: bool = False
     recognise_part: Callable[[Shapes], str] = lambda _shapes: ""  # `recognise` for its VAE and text encoders
     has_sd_scripts_defaults: bool = True  # whether sd-scripts trains it, so that its defaults apply
     # Fields of a sample prompt for input images -> other options -> the values that they require.
@@ -165,6 +181,8 @@ class FamilyFacts:
     hub_folder: str = ""  # owner/name of the model in diffusers' layout, where no single files are published
     few_step_loras: tuple[FewStepLora, ...] = ()  # that the page proposes for samples
     assistant_loras: tuple[HubLora, ...] = ()  # with which its distilled models are trained
+    imported: ImportedModel = NOT_IMPORTED
+    unguided_scale: float = 1.0  # the scale of a sample prompt with which it is sampled without the negative prompt
     # Text encoder -> its key in the files of textual inversions, if that is not its name.
     embedding_keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Options of its parts -> a test whether a file with these shapes is that part.

@@ -41,7 +41,7 @@ def _described(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[Family
     unwrapped = {name.removeprefix(wrapper): shape for name, shape in shapes.items()}
     if words := matching(UNTRAINED, plain):
         return None, words
-    for facts in families.all_families():
+    for facts in sorted(families.all_families(), key=lambda facts: not facts.recognised_first):
         # A file of all networks is recognised by its full names, a denoiser by names without prefix.
         namings = (shapes, unwrapped, plain) if facts.denoiser_prefix else (plain, shapes)
         if words := next(filter(None, map(facts.recognise, namings)), ""):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from library import families
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import open_outside, parse_json
 from library.config.problems import ConfigError, Message, Problem, option_name
@@ -118,13 +119,15 @@ def _base_model_version(facts: JsonMapping) -> str:
     if version := str(facts.get("ss_base_model_version") or "").casefold():
         return version
     architecture = str(facts.get("modelspec.architecture") or "").casefold()
-    return next(
-        (version for start, version in METADATA_TABLES["architectures"].items() if architecture.startswith(start)), ""
-    )
+    stated = {family.architecture.casefold(): family.base_model_version for family in families.all_families()}
+    versions = {**METADATA_TABLES["architectures"], **stated}
+    return next((version for start, version in versions.items() if architecture.startswith(start)), "")
 
 
 def _find_stored_family(facts: JsonMapping, version: str) -> str:
-    family = next((family for start, family in METADATA_TABLES["versions"].items() if version.startswith(start)), "")
+    stated = {family.base_model_version: family.name for family in families.all_families()}
+    by_version = {**METADATA_TABLES["versions"], **stated}
+    family = by_version.get(max(filter(version.startswith, by_version), key=len, default=""), "")
     if not family:
         if not version:
             template = (

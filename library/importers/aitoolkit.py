@@ -177,8 +177,8 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         import_assistant(builder, "model.assistant_lora_path", str(path))
     if is_on(builder.get("model.layer_offloading")) and transformer_of(builder).blocks:
         share = builder.number("model.layer_offloading_transformer_percent")
-        _, _, blocks, most = transformer_of(builder)
-        blocks = min(most, max(1, round((1.0 if share is None else share) * blocks)))
+        facts = transformer_of(builder)
+        blocks = min(facts.most_swapped, max(1, round((1.0 if share is None else share) * facts.blocks)))
         builder.convert("model.layer_offloading", {"blocks_to_swap": blocks})
         if share is not None:
             builder.change("model.layer_offloading_transformer_percent", "is part of blocks_to_swap")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from library import families
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.sections.captions import VARIED
@@ -210,7 +211,7 @@ def _prompt_lines(builder: ImportBuilder, prompts: Sequence[JsonMapping]) -> lis
     for name, flag in flags.items():
         if builder.get(f"sample.{name}") is not None:
             builder.change(f"sample.{name}", Message("is {flag} in the prompt file", flag=flag))
-    if builder.family == "zimage":
+    if families.facts_of(builder.family).unguided_scale == 0.0:
         text = "is --l in the prompt file, less 1: the scale of this model is 0 without a negative prompt"
         builder.explain(text, "sample.guidance_scale")
     lines = []

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from library import families
 from library.config.building import build_config, draft, understood
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
@@ -27,20 +28,19 @@ Configs = Mapping[str, type]  # script -> its config class
 NOT_HERE = "not supported by this trainer"
 SECRET = "tokens and keys stay out of configs; set the environment variable of the service (WANDB_API_KEY, HF_TOKEN)"
 
+FULL = "finetune"  # the kind of training that trains a whole model
 UNETS = ("sdxl", "sd15")  # families with the U-Net of Stable Diffusion
-# Scripts whose names do not begin with their family's.
-UNNAMED_SCRIPTS = ("train_network", "fine_tune", "train_db", "train_textual_inversion")
 
 
 def family_of_script(script: str) -> str:
-    return "sd15" if script in UNNAMED_SCRIPTS else script.partition("_train")[0]
+    """Return the family of a script; "" for a script of another program."""
+    return next((facts.name for facts in families.all_families() if script in facts.scripts), "")
 
 
 def script_of_family(family: str, adapters: bool) -> str:
     """Return the script that trains adapters for a family, or else the whole model."""
-    if family == "sd15":
-        return "train_network" if adapters else "fine_tune"
-    return f"{family}_train_network" if adapters else f"{family}_train"
+    scripts = families.facts_of(family).scripts
+    return next(script for script in scripts if families.config_class(script).kind == ("lora" if adapters else FULL))
 
 
 @dataclass(slots=True)

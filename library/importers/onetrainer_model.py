@@ -204,8 +204,8 @@ def _import_onetrainer_checkpointing(builder: ImportBuilder) -> None:
     values: JsonObject = {"gradient_checkpointing": word in ("ON", "TRUE", "1", "CPU_OFFLOADED")}
     text = describe({"gradient_checkpointing": str(values["gradient_checkpointing"]).lower()})
     if share and transformer_of(builder).blocks:
-        _, _, blocks, limit = transformer_of(builder)
-        values["blocks_to_swap"] = min(limit, max(1, round(share * blocks)))
+        facts = transformer_of(builder)
+        values["blocks_to_swap"] = min(facts.most_swapped, max(1, round(share * facts.blocks)))
         option = describe({"blocks_to_swap": values["blocks_to_swap"]})
         text = Message("{option}, for {share} of the layers", option=option, share=f"{share:g}")
     elif offloaded and values["gradient_checkpointing"]:

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from library import families
 from library.config.formats import toml_value
@@ -14,6 +14,7 @@ from library.config.problems import ConfigError, Message, MessageLike, Problem, 
 from library.config.reading import parse_resolution
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
+from library.families.facts import ImportedModel
 from library.importers.builder import ImportBuilder, is_empty, to_number
 
 FULL_PRECISION_WORDS = {"fp32", "float32", "float_32", "float", "no"}
@@ -36,31 +37,8 @@ NO_PROMPTS = "this file was not found, or cannot be read; name the prompts with 
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
 
-class Transformer(NamedTuple):
-    """What imports from several trainers need to know of a family whose denoiser is a transformer."""
-
-    parts: tuple[str, ...]  # options that name the networks beside it
-    size_shift: str  # the timestep_sampling that shifts by the size of an image
-    blocks: int  # that a share refers to: double blocks of FLUX, and pairs of single ones
-    most_swapped: int  # blocks
-
-
-ENCODER_AND_VAE = ("text_encoder", "vae")
-IMPORTED_FAMILIES = {
-    "flux": Transformer(("clip_l", "t5xxl", "ae"), "flux_shift", 38, 35),
-    "flux_2": Transformer(ENCODER_AND_VAE, "flux2_shift", 20, 19),
-    "flux_3": Transformer(ENCODER_AND_VAE, "shift", 28, 27),  # it has one at every size
-    "krea_2": Transformer(ENCODER_AND_VAE, "krea2_shift", 28, 27),
-    "qwen_image": Transformer(ENCODER_AND_VAE, "qwen_shift", 60, 59),
-    "qwen_image_21": Transformer(ENCODER_AND_VAE, "qwen_shift", 32, 31),
-    "zimage": Transformer(ENCODER_AND_VAE, "flux_shift", 30, 29),
-    "anima": Transformer(("qwen3", "vae"), "flux_shift", 28, 26),
-}
-TURBO_BASES = {"krea_2": "raw", "qwen_image_21": "base", "zimage": "base"}  # the model_version beside turbo, by family
-
-
-def transformer_of(builder: ImportBuilder) -> Transformer:
-    return IMPORTED_FAMILIES.get(builder.family, Transformer((), "flux_shift", 0, 0))
+def transformer_of(builder: ImportBuilder) -> ImportedModel:
+    return families.facts_of(builder.family).imported
 
 
 @cache
@@ -151,9 +129,10 @@ def chooses_version(builder: ImportBuilder, key: str, words: str) -> None:
     """Select the model by its name if several have identical files. De-Turbo is trained like the base, and the original
     Qwen-Image is recognised by its files."""
     values: JsonObject = {}
-    if base := TURBO_BASES.get(builder.family):
-        is_tuned_back = builder.family == "zimage" and re.search("de-?_?turbo", words)
-        values["model_version"] = "turbo" if "turbo" in words and not is_tuned_back else base
+    if version := transformer_of(builder).model_version:
+        named = families.facts_of(builder.family).named_options
+        values["model_version"] = version
+        values |= next((options for pattern, options in named.items() if re.search(pattern, words)), {})
     elif builder.family == "flux_2" and "klein" in words:
         values["model_version"] = f"klein-{'base-' * ('base' in words)}{'9b' if '9b' in words else '4b'}"
     elif builder.family == "flux_2":
@@ -178,9 +157,11 @@ def guidance_flag(builder: ImportBuilder, chroma: bool) -> str:
 
 
 def guidance(builder: ImportBuilder, scale: JsonValue) -> JsonValue:
-    """Convert another trainer's guidance scale to a prompt's. For Z-Image, no guidance is 0 here, and 1 there."""
-    number = to_number(scale)
-    return scale if builder.family != "zimage" or number is None else f"{max(0.0, number - 1.0):g}"
+    """Convert another trainer's guidance scale to a prompt's. Without guidance, a scale is 1 there, and the family's
+    `unguided_scale` here.
+    """
+    number, unguided = to_number(scale), families.facts_of(builder.family).unguided_scale
+    return scale if unguided == 1.0 or number is None else f"{max(unguided, number - 1.0 + unguided):g}"
 
 
 def tables_of_list(value: JsonValue, key: str = "", notes: list[MessageLike] | None = None) -> list[JsonMapping]:

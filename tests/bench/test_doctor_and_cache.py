@@ -11,74 +11,36 @@ from library.cli import main
 from library.config.building import draft
 from library.doctor import advice, kernels, report
 from library.doctor.advice import MachineFacts
-from library.families import config_class
+from library.families import FAMILIES, config_class
 from library.jobs import job as jobs
 from library.recipes import preset_files
+from tests.families.expectations import expected
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "ready"),
+    ("machine", "settings", "gigabytes"),
     [
-        (MachineFacts(), {"mixed_precision": "no", "compile": False}, {}),
+        (MachineFacts(), {"mixed_precision": "no", "compile": False}, ""),
         (
             MachineFacts(6.0, (7, 5), False, compiles=True),
             {"mixed_precision": "fp16", "gradient_checkpointing": True},
-            {family: f"{family}/lora-6gb" for family in ("sdxl", "flux", "flux_2", "anima", "sd15")},
+            "6",
         ),
         (
             MachineFacts(11.6, (8, 6), True, compiles=True),
             {"mixed_precision": "bf16", "cuda_allow_tf32": True, "checkpoint_keep_attention": False},
-            {
-                "flux": "flux/lora-12gb",
-                "sdxl": "sdxl/lora-12gb",
-                "qwen_image": "qwen_image/lora-12gb",
-                "zimage": "zimage/lora-12gb",
-                "flux_2": "flux_2/lora-12gb",
-                "anima": "anima/lora-12gb",
-                "sd15": "sd15/lora-8gb",
-                "flux_3": "flux_3/lora-12gb",
-                "krea_2": "krea_2/lora-12gb",
-                "qwen_image_21": "qwen_image_21/lora-12gb",
-            },
+            "12",
         ),
-        (
-            MachineFacts(23.6, (8, 9), True, True, True),
-            {"compile": True},
-            {
-                "flux": "flux/lora-24gb",
-                "qwen_image": "qwen_image/lora-24gb",
-                "zimage": "zimage/lora-24gb",
-                "flux_2": "flux_2/lora-24gb",
-                "sdxl": "sdxl/lora-24gb",
-                "anima": "anima/lora-24gb",
-                "sd15": "sd15/lora-8gb",
-                "flux_3": "flux_3/lora-24gb",
-                "krea_2": "krea_2/lora-24gb",
-                "qwen_image_21": "qwen_image_21/lora-24gb",
-            },
-        ),
-        (
-            MachineFacts(139.8, (9, 0), True, True, True),
-            {"compile": True},
-            {
-                "flux": "flux/lora-80gb",
-                "qwen_image": "qwen_image/lora-80gb",
-                "zimage": "zimage/lora-32gb",
-                "flux_2": "flux_2/lora-24gb",
-                "sdxl": "sdxl/lora-24gb",
-                "anima": "anima/lora-24gb",
-                "sd15": "sd15/lora-8gb",
-                "flux_3": "flux_3/lora-24gb",
-                "krea_2": "krea_2/lora-48gb",
-                "qwen_image_21": "qwen_image_21/lora-48gb",
-            },
-        ),
+        (MachineFacts(23.6, (8, 9), True, True, True), {"compile": True}, "24"),
+        (MachineFacts(139.8, (9, 0), True, True, True), {"compile": True}, "140"),
     ],
 )
-def test_advice_for_machines(found, wanted, ready):
-    assert wanted.items() <= advice.advised_for_machine(found).items()
-    assert advice.fitting_presets(found) == ready
-    assert advice.advice_sentence(found)
+def test_advice_for_machines(machine, settings, gigabytes):
+    assert settings.items() <= advice.advised_for_machine(machine).items()
+    by_memory = {family: expected(family, "presets").get(gigabytes) for family in FAMILIES}
+    fitting = {family: f"{family}/{preset}" for family, preset in by_memory.items() if preset}
+    assert advice.fitting_presets(machine) == fitting, "see tests/families/expected"
+    assert advice.advice_sentence(machine)
 
 
 @pytest.mark.parametrize("found", [MachineFacts(), MachineFacts(4.0, (7, 5))])

@@ -9,7 +9,7 @@ from library import families
 
 
 def test_every_family_has_a_case():
-    assert images.IMAGE_CASES.keys() == {*families.FAMILIES}
+    assert images.IMAGE_CASES.keys() == {*families.FAMILIES}, "add it to IMAGE_CASES in benchmarks/images.py"
 
 
 @pytest.mark.parametrize("family", ["flux", "anima"])  # with and without a pipeline of diffusers

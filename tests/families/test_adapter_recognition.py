@@ -126,7 +126,7 @@ def test_a_file_in_the_names_of_any_program_fits_its_own_family_alone(demo, styl
                 lokr |= {f"{name}.{side}": {"shape": shape} for side, shape in sides.items()}
         for stored in (plain, lokr):
             fits = [other for other in families.FAMILIES if fitting.misfit(path, stored, other) is None]
-            assert fits == [family], next(iter(stored))
+            assert fits == [family], f"give their layers different names, or say so in metadata: {next(iter(stored))}"
 
 
 def test_a_layer_of_another_rank_is_named_without_the_ending_of_its_tensor(demo, tmp_path):  # noqa: F811

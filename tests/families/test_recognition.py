@@ -142,6 +142,19 @@ def test_a_base_model_is_the_same_with_every_prefix(demo, script, tmp_path):
 
 
 @pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
+def test_no_other_family_takes_its_files(demo, script):
+    config = config_of(demo, script)
+    shapes = weights.header(config.model.pretrained_model_name_or_path)
+    plain = {name: shapes[key] for name, key in tensor_names.without_prefix(shapes).items()}
+    own = families.facts_of(config.family)
+    assert own.recognise(plain) or own.recognise(shapes)
+    for other in families.all_families():
+        if other is not own and not (own.recognised_first and not other.recognised_first):
+            takes = other.recognise(plain) or other.recognise(shapes)
+            assert not takes, f"{other.name} recognises files of {own.name}: set recognised_first in the facts of one"
+
+
+@pytest.mark.parametrize("script", [*LORAS, *RELATIVES])
 def test_fp8_with_scales_is_recognised_and_read(demo, script, tmp_path):
     """As ComfyUI's files have it, the older and the newer names, with their prefix."""
     config = config_of(demo, script)
@@ -214,7 +227,8 @@ def test_each_half_of_a_file_is_of_its_family_and_not_complete(demo, script, tmp
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
         path = made({name: shapes[name] for name in half}, tmp_path / "half.safetensors")
         facts, description = recognition.family_and_description(weights.header(path))
-        assert facts is families.facts_of(config.family) or description == "a Cosmos-Predict2 transformer", description
+        is_own = facts is families.facts_of(config.family) or description == "a Cosmos-Predict2 transformer"
+        assert is_own, f"half of the file is {description}: recognise it by tensors that both halves have"
         (problem,) = said(demo, script, **{BASE: path})
         told = ("is not complete: ", "has no text encoders", "has no text adapter")
         assert any(sentence in str(problem) for sentence in told), problem

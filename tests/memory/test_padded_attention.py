@@ -141,7 +141,7 @@ def test_every_family_learns_as_with_masks(family, monkeypatch):
         expected, found = losses(None), losses(watched)
     finally:
         attention.replace_masks(None)
-    assert (family in MASKED) == any(used)
+    assert (family in MASKED) == any(used), f"{family} masks padding if, and only if, MASKED in this file has it"
     assert all(used)
     assert torch.allclose(found, expected, rtol=1e-5)
 

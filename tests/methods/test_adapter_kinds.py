@@ -12,6 +12,7 @@ from library.config.schema import section_options
 from library.config.values import Option
 from library.families import FAMILIES, adapter_kinds, config_class, facts_of, lora_script, network_args
 from library.families.network_args import LycorisArgs
+from tests.families.expectations import expected
 
 KINDS = {kind.id: kind for kind in adapter_kinds.kinds("flux")}
 EVERY = [(family, kind) for family in FAMILIES for kind in adapter_kinds.kinds(family)]
@@ -127,16 +128,6 @@ def test_a_package_that_is_named_while_typing_is_not_run(flux_config):
     assert adapter_size.answer(asked)["why"]["option"] == "conf"
 
 
-def test_groups_of_blocks_are_those_of_the_published_models():
-    assert {name: [group.count for group in facts_of(name).blocks] for name in FAMILIES} == {
-        "sdxl": [9, 3, 9],
-        "flux": [19, 38],
-        "flux_2": [8, 24],
-        "flux_3": [5, 5, 28],
-        "krea_2": [28],
-        "qwen_image_21": [32],
-        "qwen_image": [60],
-        "zimage": [30],
-        "anima": [28],
-        "sd15": [12, 1, 12],
-    }
+@pytest.mark.parametrize("family", FAMILIES)
+def test_groups_of_blocks_are_those_of_the_published_model(family):
+    assert tuple(group.count for group in facts_of(family).blocks) == expected(family, "blocks")

@@ -229,14 +229,10 @@ def test_the_alpha_of_convolutions_is_a_float_in_files_as_in_sd_scripts(sdxl_con
 
 
 BLOCKS = [
-    ("flux", "train_double_block_indices"),
-    ("flux", "train_single_block_indices"),
-    ("flux_2", "train_double_block_indices"),
-    ("flux_2", "train_single_block_indices"),
-    ("flux_3", "train_image_block_indices"),
-    ("flux_3", "train_text_block_indices"),
-    ("flux_3", "train_joint_block_indices"),
-    *((name, "train_block_indices") for name in ("qwen_image", "qwen_image_21", "zimage", "anima", "krea_2")),
+    (facts.name, name)
+    for facts in families.all_families()
+    for name in getattr(families.load_object([*facts.adapter_modules.values()][0].args), "block_arguments", ())
+    if name.endswith("_block_indices")
 ]
 
 

@@ -13,6 +13,7 @@ from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.recipes import preset_files
+from tests.families.expectations import expected
 
 FORMS = {tab.id: SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics) for tab in TABS}
 CASES = [(tab, family) for tab, form in FORMS.items() for family in form.configs]
@@ -186,21 +187,11 @@ def problems(tab, text):
 def test_an_empty_form_names_everything_that_is_missing(tab, family):
     named = {line.split()[0] for line in problems(tab, PAGES[tab].send(family))}
     required = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
-    parts = {
-        "flux": {"clip_l", "t5xxl", "ae"},
-        "krea_2": {"text_encoder", "vae"},
-        "qwen_image": {"text_encoder", "vae"},
-        "qwen_image_21": {"text_encoder", "vae"},
-        "zimage": {"text_encoder", "vae"},
-        "flux_2": {"text_encoder", "vae"},
-        "flux_3": {"text_encoder", "vae"},
-        "anima": {"qwen3", "vae"},
-    }
     tab_options = {
         "textual-inversion": {"token_string"},
         "lllite": {"conditioning_data_dir", "cond_emb_dim", "network_dim"},
     }
-    assert named == required | parts.get(family, set()) | tab_options.get(tab, set())
+    assert named == required | {*expected(family, "parts")} | tab_options.get(tab, set())
     assert all(FORMS[tab].places(family)[name][1] in PAGES[tab].fields for name in named)
 
 

@@ -32,7 +32,8 @@ ALL = [preset for preset in EVERY if not preset.is_profile]  # profiles: tests/c
 def test_every_file_is_a_preset_of_some_tab():
     recipes = set(preset_files.PRESETS_FOLDER.glob("recipes/*.toml"))
     assert {p.path for p in EVERY} == set(preset_files.PRESETS_FOLDER.rglob("*.toml")) - recipes
-    assert {path.stem for path in recipes} == {p.family for p in ALL} == {*FAMILY_TITLES}
+    assert {path.stem for path in recipes} == {*FAMILY_TITLES}, "write presets/recipes/<family>.toml"
+    assert {p.family for p in ALL} == {*FAMILY_TITLES}, "write a preset in presets/<family>, measured or not"
     assert {p.kind for p in ALL} == set(CONFIGS)
 
 

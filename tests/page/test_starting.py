@@ -103,14 +103,18 @@ def test_the_card_is_the_one_that_a_training_would_get(monkeypatch, visible, exp
     assert start_preset.training_gpu() == expected
 
 
+def start_of(tab, family):
+    starts = start_preset.starts(tab.id, {family: tab.configs[family]})
+    assert family in starts, f"write a preset presets/{family}/{tab.kind}-<N>gb.toml"
+    return starts[family]
+
+
 @pytest.mark.parametrize(("tab", "family"), CASES, ids=NAMES)
 @pytest.mark.parametrize("memory", [6, 12, 24, 80])
 def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
     """At least as good as the start of kohya_ss's page."""
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
-    config = build_config(
-        tab.configs[family], start_preset.starts(tab.id, {family: tab.configs[family]})[family]["values"], notes=[]
-    )
+    config = build_config(tab.configs[family], start_of(tab, family)["values"], notes=[])
     highest_rate = 1e-3 if tab.kind == "textual-inversion" else 5e-4  # embeddings learn faster than weights
     assert 1e-6 < config.optim.learning_rate <= highest_rate and config.captions.caption_extension == ".txt"
     assert config.data.enable_bucket and config.cache.latents and config.precision.mixed_precision == "bf16"
@@ -125,7 +129,7 @@ def test_every_start_is_a_good_one(monkeypatch, tab, family, memory):
 def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatch, tab, family):
     def opened(gpu):
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
-        start = start_preset.starts(tab.id, {family: tab.configs[family]})[family]
+        start = start_of(tab, family)
         assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # mentioned exactly once
         return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
 

@@ -25,24 +25,13 @@ from library.families.adapter_kinds import kinds
 from library.families.base import ModelComponents
 from library.tools import for_comfyui
 from library.tools.convert import convert_lora
+from tests.families.expectations import diffusers_loader, expected
 from tests.source import ROOT
 
 pytest.importorskip("lycoris.kohya")
 KNOWN = json.loads((ROOT / "tests" / "golden" / "comfyui_names.json").read_text(encoding="utf-8"))
 BLOCK = re.compile(r"(?<![a-z])((?:[a-z]+_)?(?:blocks|layers|block|refiner)[._])\d+(?=[._])")  # and its number
 VARIANTS = (*families.FAMILIES, "chroma")
-FEW = {  # blocks of each family's tiny model
-    "sdxl": {"unet": (32, 64), "depth": (0, 1), "clip_l_layers": 1, "clip_g_layers": 1},
-    "flux": {"double_blocks": 1, "single_blocks": 1, "clip_layers": 1, "t5_layers": 1},
-    "flux_2": {"double_blocks": 1, "single_blocks": 1},
-    "flux_3": {"joint_blocks": 2},
-    "krea_2": {"blocks": 1},
-    "qwen_image": {"blocks": 1},
-    "qwen_image_21": {"blocks": 1},
-    "zimage": {"blocks": 1, "refiners": 1, "hidden": 192, "mlp": 512, "time": (1024, 192)},  # as diffusers sizes it
-    "anima": {"blocks": 1, "adapter_blocks": 1},
-    "sd15": {"unet": (32, 32), "depth": (1, 0), "text_layers": 1},
-}
 SHARED = ("dora", "loha", "diag-oft", "boft", "glora", "dylora", "ia3")  # kinds that say nothing new of a second U-Net
 # Arguments that change which tensors a file has, beside those of a kind itself.
 MORE = {
@@ -80,7 +69,9 @@ def networks(variant):
     """The denoiser and the text encoders, on the CPU, with their sizes."""
     family = family_of(variant)
     module = families.random_module(family)
-    sizes = dataclasses.replace(module.VARIANTS["chroma"] if variant == "chroma" else module.TINY, **FEW[family])
+    sizes = dataclasses.replace(
+        module.VARIANTS["chroma"] if variant == "chroma" else module.TINY, **expected(family, "tiny")
+    )
     builders = module.make_networks(sizes)
     encoders = builders.encoders if family in ("sdxl", "flux", "sd15") else {}
     place = torch.device("cpu"), torch.float32
@@ -207,19 +198,6 @@ def test_rotations_are_written_as_comfyui_computes_them():
 
 # ---- diffusers
 
-MIXINS = {
-    "sdxl": "StableDiffusionXL",
-    "sd15": "StableDiffusion",
-    "flux": "Flux",
-    "flux_2": "Flux2",
-    "flux_3": "Flux3",
-    "krea_2": "Krea2",
-    "qwen_image": "QwenImage",
-    "qwen_image_21": "QwenImage",
-    "zimage": "ZImage",
-    "anima": "Anima",
-}
-
 
 def transformer(variant):
     """diffusers' own transformer of the sizes of ours."""
@@ -232,7 +210,7 @@ def transformer(variant):
     axes = (sizes.head // 4, sizes.head // 4, sizes.head // 2)
     if variant in ("flux_2", "flux_3", "krea_2", "qwen_image_21"):
         settings = families.random_module(variant).diffusers_settings(make().sizes)
-        name = "QwenImage21" if variant == "qwen_image_21" else MIXINS[variant]
+        name = "QwenImage21" if variant == "qwen_image_21" else expected(variant, "lora_loader")
         return getattr(diffusers, f"{name}Transformer2DModel")(**settings)
     if variant == "qwen_image":
         return diffusers.QwenImageTransformer2DModel(
@@ -301,10 +279,9 @@ def paths_of(variant, module, is_lokr):
 
 def loaded_layers(variant, file, **encoders):
     """Load a file with the pipeline's own loader; return its layers, those of text encoders after their name."""
-    from diffusers.loaders import lora_pipeline
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    mixin = getattr(lora_pipeline, f"{MIXINS[family_of(variant)]}LoraLoaderMixin")
+    mixin = diffusers_loader(family_of(variant))
     networks_by_name = {"unet" if variant in ("sdxl", "sd15") else "transformer": transformer(variant)}
     networks_by_name |= {"text_encoder": encoders.get("clip_l"), "text_encoder_2": encoders.get("clip_g")}
     pipeline = type("Pipeline", (mixin,), {"components": {}, "hf_device_map": None, **networks_by_name})()

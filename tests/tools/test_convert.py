@@ -13,6 +13,7 @@ from library.adapter_files.verify import verify_lora
 from library.config.problems import ConfigError
 from library.tools.convert import convert_lora
 from tests import flux_files
+from tests.families.expectations import diffusers_loader, expected
 from tests.tools.conftest import asked, file_of, loaded, saved, trained
 
 FAMILIES = ("sdxl", "flux")
@@ -147,47 +148,14 @@ def test_diffusers_generates_the_same_with_a_converted_flux_file(bases, lora_fil
     assert checked == 2 * 14 + 4 * 6
 
 
-# Layers at full size, each adapted, and what the readers of ComfyUI (April 2026) and diffusers 0.42.1 make of their
-# names: what begins so is found by both, and the endings are those that both know. Found with ComfyUI's own map of
-# names, of models on the device "meta", and with diffusers' loaders.
-BOTH_READ = {
-    "sdxl": ("lora_unet_input_blocks_", "lora_down.weight lora_up.weight alpha"),
-    "flux": ("transformer.transformer_blocks. transformer.single_transformer_blocks.", "lora_A.weight lora_B.weight"),
-    "flux_2": ("diffusion_model.double_blocks. diffusion_model.single_blocks.", "lora_A.weight lora_B.weight"),
-    "flux_3": ("diffusion_model.content_mode_blocks. diffusion_model.single_blocks.", "lora_A.weight lora_B.weight"),
-    "krea_2": ("diffusion_model.blocks. diffusion_model.txtfusion.", "lora_A.weight lora_B.weight"),
-    "qwen_image_21": ("transformer_blocks.", "lora_down.weight lora_up.weight alpha"),
-    "qwen_image": ("diffusion_model.transformer_blocks.", "lora_A.weight lora_B.weight alpha"),
-    "zimage": ("diffusion_model.layers.", "lora_down.weight lora_up.weight alpha"),
-    "anima": ("diffusion_model.blocks.", "lora_A.weight lora_B.weight"),
-    "sd15": ("lora_unet_down_blocks_", "lora_down.weight lora_up.weight alpha"),
-}
-LAYERS = {  # for each family one of every kind of layer that it adapts: kohya's name, outputs and inputs
-    "sdxl": {"input_blocks_4_1_proj_in": (8, 8), "input_blocks_4_1_transformer_blocks_0_attn1_to_q": (8, 8)},
-    "flux": {
-        "double_blocks_0_img_attn_qkv": (24, 8),
-        "single_blocks_0_linear1": (56, 8),
-        "double_blocks_0_img_mlp_0": (32, 8),
-    },
-    "flux_2": {"double_blocks_0_img_attn_qkv": (24, 8), "single_blocks_0_linear1": (72, 8)},
-    "flux_3": {"content_mode_blocks_image_cond_0_mlp_out": (8, 24), "single_blocks_0_q_proj": (8, 8)},
-    "krea_2": {"blocks_0_attn_wk": (2, 8), "blocks_0_mlp_gate": (32, 8), "txtfusion_refiner_blocks_1_attn_wo": (8, 8)},
-    "qwen_image_21": {"transformer_blocks_0_attn_to_q": (8, 8), "transformer_blocks_0_img_mlp_gate_layer": (24, 8)},
-    "qwen_image": {"transformer_blocks_0_attn_to_q": (8, 8), "transformer_blocks_30_img_mlp_net_0_proj": (32, 8)},
-    "zimage": {"layers_0_attention_to_q": (8, 8), "layers_0_feed_forward_w1": (32, 8)},
-    "anima": {"blocks_0_self_attn_q_proj": (8, 8), "blocks_0_mlp_layer1": (32, 8)},
-    "sd15": {
-        "down_blocks_0_attentions_0_proj_in": (8, 8),
-        "down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_q": (8, 8),
-    },
-}
-
-
+# ComfyUI (April 2026) and diffusers 0.42.1 both read names with the expected prefixes and endings, of all layers at
+# full size: by ComfyUI's own map of names, of models on the device "meta", and by diffusers' loaders.
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_names_of_comfy_are_those_that_comfy_and_diffusers_read(family, tmp_path):
     torch.manual_seed(0)
     stored = {}
-    for layer, (outputs, inputs) in LAYERS[family].items():
+    comfy = expected(family, "comfy")
+    for layer, (outputs, inputs) in comfy["layers"].items():
         base = f"lora_unet_{layer}"
         stored |= {
             f"{base}.lora_down.weight": torch.randn(2, inputs),
@@ -197,25 +165,16 @@ def test_names_of_comfy_are_those_that_comfy_and_diffusers_read(family, tmp_path
     about = {"ss_base_model_version": families.facts_of(family).base_model_version}
     save_file(stored, tmp_path / "a.safetensors", about)
     there = load_file(convert_lora(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
-    begin, end = BOTH_READ[family]
-    assert all(key.startswith(tuple(begin.split())) for key in there)
-    assert {ending for ending in end.split() if any(key.endswith(f".{ending}") for key in there)} == {*end.split()}
-    assert all(key.endswith(tuple(end.split())) for key in there)
+    assert all(key.startswith(comfy["prefixes"]) and key.endswith(comfy["endings"]) for key in there)
+    assert all(any(key.endswith(f".{ending}") for key in there) for ending in comfy["endings"])
     back = load_file(convert_lora(tmp_path / "b.safetensors", tmp_path / "c.safetensors", to="kohya"))
     assert back.keys() == stored.keys() and all(torch.equal(back[key], stored[key]) for key in back)
 
 
-@pytest.mark.parametrize(
-    "name", ["flux", "flux_2", "flux_3", "krea_2", "qwen_image", "qwen_image_21", "zimage", "anima"]
-)
+@pytest.mark.parametrize("name", [facts.name for facts in families.all_families() if not facts.denoiser_prefix])
 def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
-    from diffusers.loaders import lora_pipeline
-
-    mixins = {"flux": "Flux", "flux_2": "Flux2", "flux_3": "Flux3", "krea_2": "Krea2"}
-    mixins |= {"qwen_image": "QwenImage", "qwen_image_21": "QwenImage", "zimage": "ZImage"}
-    mixin = {**mixins, "anima": "Anima"}[name]
-    stored = {}
-    for layer, (outputs, inputs) in LAYERS[name].items():
+    stored, layers = {}, expected(name, "comfy")["layers"]
+    for layer, (outputs, inputs) in layers.items():
         base = f"lora_unet_{layer}"
         stored |= {
             f"{base}.lora_down.weight": torch.randn(2, inputs),
@@ -224,10 +183,10 @@ def test_diffusers_reads_the_names_of_comfy(name, tmp_path):
         stored[f"{base}.alpha"] = torch.tensor(1.0)
     save_file(stored, tmp_path / "a.safetensors", {"ss_base_model_version": families.facts_of(name).base_model_version})
     there = load_file(convert_lora(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="comfy"))
-    converted = getattr(lora_pipeline, f"{mixin}LoraLoaderMixin").lora_state_dict(there)
+    converted = diffusers_loader(name).lora_state_dict(there)
     converted = converted[0] if isinstance(converted, tuple) else converted
     pieces = {"qkv": 3, "linear1": 4 if name == "flux" else 1}
-    assert len(converted) == 2 * sum(pieces.get(layer.rpartition("_")[2], 1) for layer in LAYERS[name])
+    assert len(converted) == 2 * sum(pieces.get(layer.rpartition("_")[2], 1) for layer in layers)
     assert all(key.startswith("transformer.") and key.endswith(("lora_A.weight", "lora_B.weight")) for key in converted)
     norm = sum(
         float((converted[key.replace("lora_A", "lora_B")] @ converted[key]).square().sum())

@@ -23,6 +23,7 @@ from library.cli import train_script
 from library.config.building import replace_options
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
+from library.config.schema import options_of
 from library.families import config_class
 from library.objectives import loss
 from tests import training
@@ -55,24 +56,12 @@ SDXL = {
 SIGMA = {"timestep_sampling": "sigma", "model_prediction_type": "sigma_scaled"}
 FLUX = {
     "timestep_sampling": ("uniform", SIGMA),
-    "discrete_flow_shift": (1.0, SIGMA),
+    "discrete_flow_shift": (1.5, SIGMA),
     "sigmoid_scale": (3.0, {"timestep_sampling": "shift"}),
     "weighting_scheme": ("sigma_sqrt", SIGMA),
     "logit_mean": (1.0, SIGMA | {"weighting_scheme": "logit_normal"}),
     "logit_std": (0.2, SIGMA | {"weighting_scheme": "logit_normal"}),
     "mode_scale": (0.5, SIGMA | {"weighting_scheme": "mode"}),
-}
-STEP = {
-    "sdxl": EVERY | SDXL,
-    "sd15": EVERY | SDXL,
-    "flux": EVERY | FLUX,
-    "krea_2": EVERY | FLUX,
-    "qwen_image_21": EVERY | FLUX,
-    "qwen_image": EVERY | FLUX,
-    "zimage": EVERY | FLUX,
-    "flux_2": EVERY | FLUX,
-    "flux_3": EVERY | FLUX,
-    "anima": EVERY | FLUX | {"discrete_flow_shift": (3.0, SIGMA)},
 }
 
 
@@ -91,7 +80,8 @@ def noise_and_loss(demo, script, **values):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_options_of_noise_and_loss_change_the_step(demo, script):
-    table = STEP[families.config_class(script).family]
+    config = families.config_class(script)
+    table = EVERY | (FLUX if "timestep_sampling" in options_of(config) else SDXL)
     for name, (value, others) in table.items():
         before = noise_and_loss(demo, script, **others)
         after = noise_and_loss(demo, script, **others | {name: value})

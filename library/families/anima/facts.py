@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubModel, Shapes, has_tensor
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    HubFile,
+    HubModel,
+    ImportedModel,
+    Shapes,
+    has_tensor,
+)
 
 ANIMA_TRANSFORMER = "an Anima transformer"
 BARE = "a Cosmos-Predict2 transformer"  # or Anima's, with the adapter in a separate file
@@ -57,6 +66,7 @@ FACTS = FamilyFacts(
     blocks=(BlockGroup("Blocks", 28, r"_unet_blocks_(\d+)_"),),
     trained_in_compute_dtype=False,
     most_blocks_swapped=26,
+    imported=ImportedModel(28, 26, ("qwen3", "vae"), "flux_shift"),
     text_tokens=0,
     graphs={"LLMAdapterTransformerBlock": 1, "Block": 1},
     compile_seconds=15,

@@ -10,6 +10,7 @@ from library.families.facts import (
     HubFile,
     HubLora,
     HubModel,
+    ImportedModel,
     Shapes,
     has_tensor,
     matching,
@@ -34,11 +35,6 @@ LATER = (
     (r"^double_blocks\.0\.img_(attn\.norm\.key_norm\.weight|mlp\.gate_proj)", None, "a transformer like FLUX.1's"),
 )
 
-
-# Names of later models that are families of their own.
-OTHERS = re.compile(
-    r"double_stream_modulation_img\.|to_qkv_mlp_proj|_stream_modulations\.|single_transformer_blocks\.\d+\.ff\."
-)
 # Tensors of later blocks, by which a part of a file is recognised, and the ratio of rows of a matrix in each.
 LATER_BLOCKS = (
     (re.compile(r"(^|\.)double_blocks\.\d+\.(img|txt)_attn\.qkv\.weight$"), 3, ""),
@@ -60,11 +56,9 @@ def part_of(shapes: Shapes) -> str:
 
 
 def recognise_flux(shapes: Shapes) -> str:
-    """Describe a FLUX.1 checkpoint. SD3 shares names with it, but has no single blocks. A later model has one
-    modulation for all blocks, a gated MLP, or one not four times as wide as its stream.
+    """Describe a FLUX.1 checkpoint. SD3 shares names with it, but has no single blocks. A later model has a gated MLP,
+    or one not four times as wide as its stream.
     """
-    if any(map(OTHERS.search, shapes)):
-        return ""
     if any(name.endswith("_mlp.0.weight") and shape[0] != 4 * shape[-1] for name, shape in shapes.items() if shape):
         return ""
     if words := matching(LATER, shapes):
@@ -141,6 +135,7 @@ FACTS = FamilyFacts(
     ),
     demo_variants={name: FLUX_VARIANTS[name].title for name in ("chroma", "kontext", "fill")},
     most_blocks_swapped=34,
+    imported=ImportedModel(38, 35, ("clip_l", "t5xxl", "ae"), "flux_shift"),
     text_tokens=512,
     graphs={"DoubleStreamBlock": 1, "SingleStreamBlock": 1},
     compile_seconds=20,

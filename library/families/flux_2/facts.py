@@ -9,6 +9,7 @@ from library.families.facts import (
     FewStepLora,
     HubFile,
     HubModel,
+    ImportedModel,
     Shapes,
     has_tensor,
 )
@@ -65,6 +66,7 @@ FACTS = FamilyFacts(
     family="library.families.flux_2.family:Flux2Family",
     pipelines=("Flux2KleinPipeline", "Flux2Pipeline"),
     recognise=recognise_flux_2,
+    recognised_first=True,  # FLUX.1 shares its names
     recognise_part=recognise_flux_2_part,
     base_models=(FLUX_2_TRANSFORMER,),
     base_model_version="flux_2_klein_4b",
@@ -76,6 +78,7 @@ FACTS = FamilyFacts(
         BlockGroup("Single blocks", 24, r"_single_blocks_(\d+)_"),
     ),
     most_blocks_swapped=20,
+    imported=ImportedModel(20, 19, size_shift="flux2_shift"),
     text_tokens=512,
     graphs={"DoubleStreamBlock": 1, "SingleStreamBlock": 1},
     compile_seconds=15,

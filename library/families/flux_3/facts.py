@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, Shapes
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, ImportedModel, Shapes
 
 FLUX_3_TRANSFORMER = "a FLUX.3 transformer"
 DISTILLED = "a distilled FLUX.3 transformer"
@@ -48,6 +48,7 @@ FACTS = FamilyFacts(
     family="library.families.flux_3.family:Flux3Family",
     pipelines=("Flux3ModularPipeline", "Flux3DistilledModularPipeline"),
     recognise=recognise_flux_3,
+    recognised_first=True,  # FLUX.1 shares its names
     base_models=(FLUX_3_TRANSFORMER, DISTILLED),
     base_model_version="flux_3_klein_base",
     architecture="Flux.3-klein-base",
@@ -61,6 +62,7 @@ FACTS = FamilyFacts(
     ),
     exceeds_fp16=True,  # not known of its published models, which are trained in bf16
     most_blocks_swapped=27,
+    imported=ImportedModel(28, 27),
     text_tokens=160,
     graphs={"Flux3ImageBlock": 1, "Flux3TextBlock": 1, "MMSingleStreamBlock": 1},  # one more with reference images
     compile_seconds=15,  # as of other families of three graphs; not measured

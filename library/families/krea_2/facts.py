@@ -10,6 +10,7 @@ from library.families.facts import (
     HubFile,
     HubLora,
     HubModel,
+    ImportedModel,
     Shapes,
 )
 
@@ -69,6 +70,7 @@ FACTS = FamilyFacts(
     blocks=(BlockGroup("Blocks", 28, r"^lora_unet_blocks_(\d+)_"),),
     exceeds_fp16=True,  # not known of its published models, which are trained in bf16
     most_blocks_swapped=27,
+    imported=ImportedModel(28, 27, size_shift="krea2_shift", model_version="raw"),
     text_tokens=128,
     graphs={"Krea2LayerwiseBlock": 1, "Krea2RefinerBlock": 1, "SingleDiTBlock": 1},
     compile_seconds=15,  # as of other families of three graphs; not measured

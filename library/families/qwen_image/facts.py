@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, FewStepLora, HubFile, HubModel, Shapes
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    FewStepLora,
+    HubFile,
+    HubModel,
+    ImportedModel,
+    Shapes,
+)
 from library.families.qwen_image.variants import EDIT_2511, EDITS, QWEN_VARIANTS, TRANSFORMER
 
 VAE = "a Qwen-Image VAE"
@@ -95,6 +104,7 @@ FACTS = FamilyFacts(
     prompt_images={"control_image_path": {"model_version": EDITS}},
     exceeds_fp16=True,
     most_blocks_swapped=59,
+    imported=ImportedModel(60, 59, size_shift="qwen_shift"),
     text_tokens=192,
     graphs={"QwenImageTransformerBlock": 1},
     compile_seconds=15,

@@ -2,7 +2,16 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, HubFile, HubLora, HubModel, Shapes
+from library.families.facts import (
+    AdapterModule,
+    BlockGroup,
+    FamilyFacts,
+    HubFile,
+    HubLora,
+    HubModel,
+    ImportedModel,
+    Shapes,
+)
 
 QWEN_21_TRANSFORMER, QWEN_21_VAE = "a Qwen-Image-2.1 transformer", "a Qwen-Image-2.1 VAE"
 # The norm of the text, and of any block its gated MLP, in either layout.
@@ -50,6 +59,7 @@ FACTS = FamilyFacts(
     prompt_images={"control_image_path": {}},
     exceeds_fp16=True,  # not known of its published model, which is trained in bf16
     most_blocks_swapped=31,
+    imported=ImportedModel(32, 31, size_shift="qwen_shift", model_version="base"),
     text_tokens=128,
     graphs={"JointTransformerBlock": 1},
     compile_seconds=15,  # as of other families of one graph; not measured

@@ -9,6 +9,7 @@ from library.families.facts import (
     HubFile,
     HubLora,
     HubModel,
+    ImportedModel,
     Shapes,
     has_tensor,
 )
@@ -62,6 +63,8 @@ FACTS = FamilyFacts(
     blocks=(BlockGroup("Blocks", 30, r"_layers_(\d+)_"),),
     exceeds_fp16=True,
     most_blocks_swapped=29,
+    imported=ImportedModel(30, 29, size_shift="flux_shift", model_version="base"),
+    unguided_scale=0.0,
     text_tokens=128,
     graphs={"ZImageNoiseRefiner": 1, "ZImageContextRefiner": 1, "ZImageTransformerBlock": 1},
     compile_seconds=15,

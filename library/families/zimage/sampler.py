@@ -10,6 +10,7 @@ from library.families.base import SampleRequest
 from library.families.shared import autoencoder
 from library.families.shared.packing import pack_channels_last, unpack_channels_last
 from library.families.shared.sampler import FlowSampler, seeded_noise
+from library.families.zimage.facts import FACTS
 from library.objectives import flow
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class ZImageSampler(FlowSampler):
     family: "ZImageFamily"
 
     def is_guided(self, request: SampleRequest) -> bool:
-        return request.scale > 0.0
+        return request.scale > FACTS.unguided_scale
 
     def guided(self, negative: Tensor, prompt: Tensor, scale: Tensor) -> Tensor:
         """Apply guidance like the model's own pipeline: a scale of 0 is the prompt alone."""
