@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from library import families
+from library.cli.launch import file_or_word, with_config
 from library.cli.train_script import config_path
 from library.config import pasted
 from library.config import values as config_values
@@ -115,3 +116,14 @@ def test_a_command_takes_the_home_folder_and_quotes(on_windows):
     assert config_path('"~/cat"') == Path.home() / "cat.toml"
     if on_windows:
         assert str(parser.parse_args(["%USERPROFILE%\\a"]).file) == f"{HOME}\\a"
+
+
+def test_a_leading_file_of_check_and_train_is_read_as_any_other(on_windows):
+    file = f"{Path.home()}/cat.toml"
+    expected = ["--config_file", str(Path(file)), "--seed", "3"]
+    for text in ("~/cat.toml", '"~/cat.toml"', " ~/cat.toml ", file):
+        first, path, *others = with_config([text, "--seed", "3"])
+        assert [first, str(Path(path)), *others] == expected
+    for word in ("sdxl_train_network", "--config_file", ""):
+        assert file_or_word(word) == word and with_config([word]) == [word]
+    assert with_config([]) == []
