@@ -170,7 +170,7 @@ class Option:
 
     def _read_one(self, value: Any) -> Any:
         if self.kind in ("file", "files", "folder"):
-            value = expand_home(value)
+            value = expand_home(strip_pasted(value) if isinstance(value, str) else value)
             if isinstance(value, str) and not value.startswith("data:"):  # the thumbnail may be in the option itself
                 path = self.path_in(value)
                 file, _, words = path.rpartition(":")  # words in place of the strength have a message of their own

@@ -50,6 +50,8 @@ def test_a_path_is_read_as_it_was_meant(on_windows, text):
         options = [option for option in options_of(config_class(script)).values() if option.kind in ONE_PATH]
         assert len(options) > 5
         values = {str(option.read(text)) for option in options if not option.many}
+        several = [option for option in options_of(config_class(script)).values() if option.kind == "files"]
+        values |= {str(option.read([text, "b"])[0]) for option in several}
         assert {value.replace("/", "\\") for value in values} == {expected.replace("/", "\\")}, script
 
 
