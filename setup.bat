@@ -9,6 +9,10 @@ set "OWN=%VENV%\Scripts\python.exe"
 set "PIP_DISABLE_PIP_VERSION_CHECK=1"
 set "PYTHONUTF8=1"
 set "PYTHONSAFEPATH="
+rem Other programs set these for a Python of their own, with which this one would not start, or load their packages.
+set "PYTHONHOME="
+set "PYTHONPATH="
+set "CHECK=import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))"
 set "PATH=%ROOT%.uv;%PATH%"
 set "COMMAND=%~1"
 set "CLICKED="
@@ -36,23 +40,20 @@ exit /b 0
 call :environment
 if errorlevel 1 goto failed
 "%OWN%" -m library.setup.installer ensure || goto failed
-"%OWN%" -m kohya_gui
-if errorlevel 1 goto failed
-exit /b 0
+rem cmd reads this file line by line, and an update may replace it meanwhile: what follows a long command is on its line.
+"%OWN%" -m kohya_gui && exit /b 0 || goto failed
 
 :demo
 call :environment
 if errorlevel 1 goto failed
 "%OWN%" -m library.setup.installer ensure || goto failed
-"%OWN%" -m library.cli.main %*
-exit /b
+"%OWN%" -m library.cli.main %* && exit /b 0 || goto ended
 
 :gui
 :doctor
 if not exist "%OWN%" echo Nothing is installed yet. Run: setup.bat install& exit /b 1
 "%OWN%" -m library.setup.installer need || exit /b 1
-"%OWN%" -m library.cli.main %*
-exit /b
+"%OWN%" -m library.cli.main %* && exit /b 0 || goto ended
 
 :install
 call :environment
@@ -64,12 +65,15 @@ exit /b 0
 :update
 call :environment
 if errorlevel 1 goto failed
-rem cmd reads this file as it goes, and the update replaces it: a block in brackets is read whole first.
+rem A block in brackets is read whole before it runs.
 (
     "%OWN%" -m library.setup.installer update || exit /b 1
     "%OWN%" -m library.setup.installer again
     exit /b
 )
+
+:ended
+exit /b %errorlevel%
 
 :failed
 echo.
@@ -81,31 +85,35 @@ rem ---- a Python of its own: by uv, else an installed one
 
 :environment
 if not exist "%OWN%" goto make
-"%OWN%" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>nul || goto make
+"%OWN%" -c "%CHECK%" 2>nul || goto make
 rem An interruption leaves an environment with a part of pip. A crash has a negative number, which errorlevel overlooks.
 "%OWN%" -m pip --version >nul 2>nul && exit /b 0
 :make
 if exist "%VENV%" rmdir /s /q "%VENV%"
+if exist "%OWN%" echo "%VENV%" is in use. End the page and trainings, and run this again.& exit /b 1
 echo.
 echo [1/4] Python and its environment
 if defined PYTHON goto given
 call :find_uv
 if not defined UV goto installed
-"%UV%" venv --seed --python 3.11 "%VENV%" && exit /b 0
+rem In a folder of OneDrive, hard links fail.
+"%UV%" venv --seed --link-mode copy --python 3.11 "%VENV%" && exit /b 0
 :installed
 for %%v in (3.11 3.12 3.13) do if not exist "%OWN%" py -%%v -m venv "%VENV%" 2>nul
 if exist "%OWN%" exit /b 0
 echo Python 3.11, 3.12 or 3.13 is needed. Install one from https://www.python.org and run this again.
 exit /b 1
 :given
+set "PYTHON=%PYTHON:"=%"
+"%PYTHON%" -c "%CHECK%" 2>nul || echo PYTHON is "%PYTHON%", which is not Python 3.11, 3.12 or 3.13.&& exit /b 1
 "%PYTHON%" -m venv "%VENV%" && exit /b 0
 echo PYTHON is "%PYTHON%", which cannot make an environment.
 exit /b 1
 
 :find_uv
 set "UV="
-for /f "delims=" %%u in ('where uv.exe 2^>nul') do if not defined UV set "UV=%%u"
-if defined UV exit /b 0
+rem Not the path that it prints: cmd reads it in the country's old encoding, which lacks most characters of names.
+where /q uv.exe && set "UV=uv.exe"&& exit /b 0
 if exist "%ROOT%.uv\uv.exe" set "UV=%ROOT%.uv\uv.exe"& exit /b 0
 rem Astral's own installer, limited to this folder: it changes nothing else on this computer.
 set "UV_UNMANAGED_INSTALL=%ROOT%.uv"

@@ -26,8 +26,11 @@ PAUSES_OF_READERS = (0.01, 0.02, 0.04, 0.08)  # a file is replaced in less
 DISK_FULL_ERRORS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 FULL_ON_WINDOWS = {39, 112}  # ERROR_HANDLE_DISK_FULL, ERROR_DISK_FULL
 HELD_ON_WINDOWS = {32, 33, 1224}  # ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION, ERROR_USER_MAPPED_FILE
+# The same, and ERROR_DIR_NOT_EMPTY: files that another program still holds leave their folder when it lets go of them.
+PASSING_ON_WINDOWS = {*HELD_ON_WINDOWS, 145}
 DENIED_ON_WINDOWS = 5  # ERROR_ACCESS_DENIED: also for replacing or deleting a file that a program has mapped
 NO_NAME_ON_WINDOWS = 123  # ERROR_INVALID_NAME
+PROTECTED_ON_WINDOWS = 2  # ERROR_FILE_NOT_FOUND, also for a new file in a folder that Windows Security protects
 NOT_FOUND_ON_WINDOWS = {2, 3, 206}  # ERROR_FILE_NOT_FOUND, ERROR_PATH_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE
 LONGEST_ON_WINDOWS = 259  # characters of a path, unless an administrator has allowed more
 EXTRA_IN_TEMPORARY = 40  # characters by which a temporary name may exceed the file's own
@@ -44,6 +47,10 @@ DAY = 86400.0  # seconds
 STATE_FACTS = "train_state.json"  # the file of a state folder that says where its training stood
 TOO_LONG = "cannot write {path}: the name is too long for this disk; shorten it"
 NO_FOLDER = "cannot write {path}: its folder cannot be made"
+PROTECTED = (
+    "cannot write {path}: Windows Security seems to protect its folder (controlled folder access); allow python.exe "
+    "there, or choose another folder"
+)
 LONGEST_NAME = 255  # maximum bytes of a file name; Windows and macOS count characters, and allow more
 
 
@@ -108,7 +115,9 @@ def patiently(action: Callable[[], T], pauses: Sequence[float] = PAUSES) -> T:
     for pause in pauses if WINDOWS else ():
         try:
             return action()
-        except PermissionError:
+        except OSError as error:
+            if not (isinstance(error, PermissionError) or getattr(error, "winerror", 0) in PASSING_ON_WINDOWS):
+                raise
             time.sleep(pause)
     return action()
 
@@ -129,13 +138,11 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder so that it never exists in part."""
-    # Rename it first, so that it loses its name at once.
+    """Delete a folder so that it never exists in part. Raises OSError, and deletes nothing, if Windows does not rename
+    it because a program has one of its files open.
+    """
     doomed = path.with_name(f".{path.name}.{_mark()}.tmp")
-    try:
-        replace(path, doomed)
-    except OSError:  # open files block renaming on Windows
-        doomed = path
+    replace(path, doomed)  # so that it loses its name at once
     shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -284,7 +291,9 @@ def _disk_problem(error: Exception, path: str | Path) -> str:
 
 def _problem_on_windows(number: int, path: Path) -> str:
     """Return the same for what only Windows refuses, by its own number of the error."""
-    if number in HELD_ON_WINDOWS or (number == DENIED_ON_WINDOWS and path.is_file()):
+    # A file with the attribute "read-only" is denied to all programs.
+    is_mapped = number == DENIED_ON_WINDOWS and path.is_file() and os.access(path, os.W_OK)
+    if number in HELD_ON_WINDOWS or is_mapped:
         return "cannot write {path}: another program has it open; close that, or choose another name"
     if RESERVED.fullmatch(path.name):
         return "cannot write {path}: Windows reserves this name for a device; choose another one"
@@ -294,6 +303,8 @@ def _problem_on_windows(number: int, path: Path) -> str:
         return 'cannot write {path}: Windows allows none of <>:"|?* in a name; choose another one'
     if number in NOT_FOUND_ON_WINDOWS and len(str(path.absolute())) > LONGEST_ON_WINDOWS - EXTRA_IN_TEMPORARY:
         return "cannot write {path}: Windows cuts paths at 260 characters; choose a shorter name or folder"
+    if number == PROTECTED_ON_WINDOWS and path.parent.is_dir():
+        return PROTECTED
     return ""
 
 

@@ -150,6 +150,24 @@ def test_uv_gets_the_settings_of_pip(tmp_path, monkeypatch):
     assert arguments == ["-c", str(lock), "--no-index"]
 
 
+@pytest.mark.parametrize("variable", ["OneDrive", "OneDriveConsumer", "OneDriveCommercial"])
+def test_packages_are_copied_into_folders_of_onedrive(tmp_path, monkeypatch, capsys, variable):
+    """It refuses the hard links that uv makes."""
+    for name in ("OneDrive", "OneDriveConsumer", "OneDriveCommercial", "UV_LINK_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    for module in (locked_packages, installer):
+        monkeypatch.setattr(module, "WINDOWS", True)
+        monkeypatch.setattr(module, "PROJECT_ROOT", tmp_path / "OneDrive" / "kohya")
+    for folder, is_in in (("OneDrive", True), ("OneDrive - work", False), ("", False)):
+        monkeypatch.setenv(variable, str(tmp_path / folder) if folder else "")
+        assert ("UV_LINK_MODE" in locked_packages.uv_settings({})[0]) == is_in
+        installer.advise()
+        assert ("is in OneDrive" in capsys.readouterr().out) == is_in
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("UV_LINK_MODE", "symlink")
+    assert locked_packages.uv_settings({})[0]["UV_LINK_MODE"] == "symlink"
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """What uv and pip were asked for, of an environment without PyTorch; nothing is installed."""
@@ -334,9 +352,20 @@ def test_the_set_up_for_windows_quotes_paths_and_shares_the_lock():
     commands = re.search(r"in \(([\w ]+)\) do if /i", text)
     assert commands and set(commands[1].split()) <= labels
     assert "DisableDelayedExpansion" in text  # else a ! in a path is lost
+    assert '\nset "PYTHONHOME="\nset "PYTHONPATH="\n' in text  # else another Python's packages are loaded
     assert 'findstr /b "uv==" constraints.txt' in text
     words = set(re.findall(r"library\.setup\.installer (\w+)", text + (source.ROOT / "setup.sh").read_text()))
     assert words <= {"ensure", "again", "need", "update"}
+
+
+def test_setup_bat_survives_that_it_is_replaced_while_the_page_is_open():
+    """cmd continues at the same number of bytes in the new file, which may be in the middle of a word."""
+    text = (source.ROOT / "setup.bat").read_text(encoding="ascii")
+    long = [line for line in text.splitlines() if re.search(r"-m (kohya_gui|library\.cli\.main)\b", line)]
+    assert len(long) == 3
+    assert all(re.search(r" && exit /b 0 \|\| goto (\w+)$", line) for line in long)
+    update = text[text.index("\n:update\n") :]
+    assert re.search(r"\n\(\n.*installer update.*\n.*installer again\n +exit /b\n\)\n", update)
 
 
 def test_setup_bat_of_version_0_3_finds_the_installer_after_its_update():

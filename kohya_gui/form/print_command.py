@@ -14,10 +14,11 @@ from library.config.command import quote_command, training_command
 from library.config.formats import to_toml
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_toml, parse_toml
+from library.config.pasted import expand_home, strip_pasted
 from library.config.problems import ConfigError, Message, MessageLike
 from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, option_values, options_of
-from library.config.values import Option, expand_home, strip_pasted
+from library.config.values import Option
 from library.families import config_class
 from library.runs import keys
 

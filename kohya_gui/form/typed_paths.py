@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kohya_gui.server import named_paths, paths
 from kohya_gui.server.allowed_folders import ABSENT
+from library.config.pasted import expand_home, pasted_path
 from library.config.problems import ConfigError, Problem
 from library.config.values import Option
 from library.files import nearest_existing
@@ -49,11 +50,11 @@ def _find_path_problem(option: Option, text: str, roots: Sequence[Path], is_type
 
 
 def may_become_right(text: str, problem: Problem, roots: Sequence[Path]) -> bool:
-    return leads_to(text, roots) or (problem.code == ABSENT and is_begun(Path(os.path.expanduser(text))))
+    return leads_to(text, roots) or (problem.code == ABSENT and is_begun(pasted_path(text)))
 
 
 def leads_to(text: str, roots: Sequence[Path]) -> bool:
-    path = os.path.normcase(os.path.expanduser(text))
+    path = os.path.normcase(expand_home(text))
     return any(os.path.normcase(root).startswith(path) for root in roots)
 
 

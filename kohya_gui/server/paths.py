@@ -14,10 +14,11 @@ from kohya_gui.server.hidden import has_hidden_part
 from library.config import code_names, dataset
 from library.config.building import Reading, draft
 from library.config.hub_names import about_address
+from library.config.pasted import meant_on_drive, pasted_path, strip_pasted
 from library.config.problems import ConfigError, Message, Problem, either, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
-from library.config.values import RESERVED, WINDOWS, strip_pasted
+from library.config.values import LONGEST_FILE_NAME, RESERVED, WINDOWS, name_length, quoted
 
 MAX_PATH_LENGTH = 2000
 WEIGHTS = (".safetensors",)  # only their headers are read
@@ -73,21 +74,29 @@ def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: b
     text = strip_pasted(text)
     if problem := foreign_path_problem(text, what):
         raise ConfigError(problem)
-    if len(text) > MAX_PATH_LENGTH or not text.isprintable() or (WINDOWS and is_strange_network(text, roots)):
+    if meant := meant_on_drive(text):
+        template = "has no backslash after the drive, {value}: write {meant}"
+        raise ConfigError(Problem(what, template, value=quoted(text), meant=meant, fix={what: meant}))
+    if len(text) > MAX_PATH_LENGTH or not text.isprintable():
         raise ConfigError(Problem(what, ": this is not a path on this computer"))
+    if WINDOWS and is_strange_network(text, roots):
+        template = (
+            ": {path} is on another computer; give that share a drive letter, or start the page with --root FOLDER"
+        )
+        raise ConfigError(Problem(what, template, path=text[:120]))
     try:
-        path = Path(os.path.expanduser(text)).resolve()
+        path = pasted_path(text).resolve()
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # The innermost root, as a named root may be in a hidden folder of another.
     innermost = max((root for root in roots if path.is_relative_to(root)), key=lambda r: len(r.parts), default=None)
     if innermost is None:
         problem = outside_roots(what, path, roots, is_new or what in named_paths.CREATED_BY_TRAINING)
-        if not os.path.isabs(os.path.expanduser(text)) and not allowed_folders.asked_folder(problem):
+        if not pasted_path(text).is_absolute() and not allowed_folders.asked_folder(problem):
             problem = Problem(what, RELATIVE, text=text, folder=Path.cwd(), code=problem.code)
         raise ConfigError(problem)
     below = path.relative_to(innermost)
-    if any(len(os.fsencode(part)) > 255 for part in below.parts):
+    if any(name_length(part) > LONGEST_FILE_NAME for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
     if has_hidden_part(innermost, below):
         raise ConfigError(Problem(what, ": {below} is hidden or reserved; choose another place", below=below))

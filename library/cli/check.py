@@ -10,7 +10,7 @@ from typing import Any
 
 from library.check.check_process import environment_for_check
 from library.check.isolated import finding
-from library.cli.launch import LAUNCH_FLAGS, script_of_toml, split_launch, with_config
+from library.cli.launch import LAUNCH_FLAGS, file_or_word, script_of_toml, split_launch, with_config
 from library.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_MISUSED, complain
 from library.cli.train_script import read_command_line
 from library.config import environment
@@ -70,7 +70,7 @@ def read_check_request(argv: list[str]) -> tuple[str, Reading[Any], JsonObject]:
     """Return a description of a command line, the reading of its config, and its launch options."""
     launch_options, flags, launch_problems = split_launch(argv)
     script, flags = _take_script_option(flags)
-    target = flags.pop(0) if flags and not flags[0].startswith("--") else ""
+    target = file_or_word(flags.pop(0)) if flags and not flags[0].startswith("--") else ""
     is_file = bool(target) and (target.lower().endswith(".toml") or Path(target).is_file() or bool(script))
     if is_file:
         flags = ["--config_file", target, *flags]

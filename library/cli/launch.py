@@ -17,6 +17,7 @@ from library.config.command import Launch
 from library.config.formats import read_toml
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
+from library.config.pasted import expand_home, strip_pasted
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig, configs_of_kind
 from library.config.schema import options_of, section_options
@@ -46,7 +47,7 @@ def launch_training(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(TRAIN_USAGE)
         return EXIT_DONE if argv else EXIT_MISUSED
-    target, *tokens = argv
+    target, tokens = file_or_word(argv[0]), argv[1:]
     launch_options, flags, launch_problems = split_launch(tokens)
     if target.lower().endswith(".toml"):
         flags = ["--config_file", target, *flags]
@@ -143,9 +144,16 @@ def split_launch(argv: list[str]) -> tuple[JsonObject, list[str], list[Problem]]
 
 def with_config(flags: list[str]) -> list[str]:
     """Return the flags; a leading file becomes the value of --config_file."""
-    if flags and not flags[0].startswith("-") and (flags[0].lower().endswith(".toml") or Path(flags[0]).is_file()):
-        return ["--config_file", *flags]
+    first = file_or_word(flags[0]) if flags else "-"
+    if not first.startswith("-") and (first.lower().endswith(".toml") or Path(first).is_file()):
+        return ["--config_file", first, *flags[1:]]
     return flags
+
+
+def file_or_word(text: str) -> str:
+    """Return the path of a file without quotes around it and ~, or another word as it is."""
+    path = expand_home(strip_pasted(text))
+    return path if path.lower().endswith(".toml") or Path(path).is_file() else text
 
 
 def split_file(flags: list[str]) -> tuple[str | None, list[str]]:

@@ -25,6 +25,7 @@ from library.config.building import Layer, Reading, draft, read_layers, read_sec
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
+from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, options_of
@@ -264,7 +265,7 @@ def config_path(name: str | None) -> Path | None:
     """Return the file of --config_file: ".toml" may be omitted, and a preset may have its former name."""
     if name is None:
         return None
-    path = Path(os.path.expanduser(name))
+    path = pasted_path(name)
     complete = path if path.suffix.lower() == ".toml" else Path(f"{path}.toml")
     return path if path.is_dir() and not complete.is_file() else path_today(complete)
 

@@ -1,6 +1,5 @@
 """Likeness of images by an image encoder: DINOv2, CLIP or another one of transformers, in a folder."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from PIL import Image
 from library import families
 from library.captioning.describer import check_folder
 from library.config.json_types import JsonObject
+from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, Report
 from library.downloads import model_folder
 
@@ -29,7 +29,7 @@ def check_name(name: str) -> None:
     repository = ENCODER_REPOSITORIES.get(name.lower(), name)
     if model_folder.is_repository(repository):
         return
-    folder = Path(os.path.expanduser(repository))
+    folder = pasted_path(repository)
     if not folder.is_dir():
         raise ConfigError(ABSENT, name=name)
     check_folder(folder)

@@ -1,7 +1,6 @@
 """What is compared: a run, its saved files, and the prompts. Loads no torch."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from library import families
 from library.config.building import draft
 from library.config.json_types import JsonMapping, JsonObject, as_float
 from library.config.outside_files import load_toml
+from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, option_values, options_of
@@ -65,7 +65,7 @@ def run_of(name: str) -> reader.RecordedRun:
             if _saved(run):
                 return run
         raise ConfigError("no run has saved a file yet: train first, or write the folder of a run")
-    folder = Path(os.path.expanduser(name))
+    folder = pasted_path(name)
     if folder.is_dir():
         inner = sorted(folder.glob(f"runs/*/{layout.RUN}"), key=lambda path: path.stat().st_mtime)
         if (folder / layout.RUN).is_file() or inner:

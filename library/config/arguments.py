@@ -3,8 +3,10 @@
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from library.config.pasted import pasted_path
 from library.config.values import did_you_mean
 
 
@@ -12,6 +14,10 @@ class Arguments(argparse.ArgumentParser):
     """A parser whose errors name the option, choice or subcommand closest to an unknown word."""
 
     _argv: Sequence[str] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", Path, pasted_path)  # cmd leaves ~, and forms quotes
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyrefly: ignore[bad-override]
         # argparse calls this for subcommands, too, with their part of the command line.

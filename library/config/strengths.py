@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from library.config.pasted import strip_pasted
 from library.config.problems import ConfigError, Problem
-from library.config.values import join_words, parse_finite, quoted, split_strength, split_words, strip_pasted
+from library.config.values import join_words, parse_finite, quoted, split_strength, split_words
 
 MAX_STRENGTH = 10  # of a LoRA, in both directions
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # endings of the files of LoRAs

@@ -18,6 +18,7 @@ from typing import Any
 from library.config.choice_words import word_of_choice
 from library.config.common_names import COMMON_NAMES, DATASET_NAMES
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.pasted import expand_home, meant_on_drive, strip_pasted
 from library.config.problems import ConfigError, Message, MessageLike, Problem, raise_if_any
 
 TYPE_WORDS = {
@@ -43,9 +44,6 @@ MAX_NUMBER = 10**12  # larger numbers have no meaning in a training, and are inf
 LIMITS = "limits"  # problem code of a number beyond its limits
 # Full-width characters of East Asian keyboards, and the typographic minus sign.
 WIDE_CHARACTERS = {0x3000: " ", 0x2212: "-", **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}}
-# Whitespace, and direction marks that Windows adds to paths copied from a dialog.
-AROUND = " \t\r\n\u00a0\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
-QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,9 +170,12 @@ class Option:
 
     def _read_one(self, value: Any) -> Any:
         if self.kind in ("file", "files", "folder"):
-            value = expand_home(value)
+            value = expand_home(strip_pasted(value) if isinstance(value, str) else value)
             if isinstance(value, str) and not value.startswith("data:"):  # the thumbnail may be in the option itself
-                _check_path_text(self.path_in(value))
+                path = self.path_in(value)
+                file, _, words = path.rpartition(":")  # words in place of the strength have a message of their own
+                is_strength = self.hints.get("weighted") and len(file) > 1 and not re.search(r"[\\/]", words)
+                _check_path_text(file if is_strength else path)
         try:
             value = (self.hints.get("parse") or CONVERT[self.type])(value)
         except ConfigError:
@@ -267,13 +268,6 @@ def to_path(value: Any) -> Path:
     return Path(to_str(value))
 
 
-def strip_pasted(text: str) -> str:
-    """Strip whitespace, quotes and invisible marks around a pasted path or token."""
-    text = text.strip(AROUND)
-    quoted = len(text) > 1 and QUOTES.get(text[0]) == text[-1]
-    return text[1:-1].strip(AROUND) if quoted else text
-
-
 def split_strength(text: str) -> tuple[str, float]:
     """Split FILE:0.8 into the file and its strength, by default 1."""
     path, colon, number = text.rpartition(":")
@@ -288,9 +282,14 @@ def _check_path_text(path: str) -> None:
         template = "has a character that no path can have, {value}: in double quotes write \\\\ for \\"
         raise ConfigError(template, value=quoted(path))
     if WINDOWS and "://" not in path and (sign := _sign_forbidden_on_windows(path.removeprefix("\\\\?\\"))):
+        if sign == '"':  # programs take the backslash of "D:\images\" for a part of the word, and the quote as well
+            template = 'has a quote in it, {value}: write "D:\\images" in a shell, without a backslash at its end'
+            raise ConfigError(template, value=quoted(path))
         raise ConfigError(
             "has {sign}, which Windows does not allow in paths, got {value}", sign=sign, value=quoted(path)
         )
+    if meant := meant_on_drive(path):
+        raise ConfigError("has no backslash after the drive, {value}: write {meant}", value=quoted(path), meant=meant)
     names = path.replace("\\", "/").split("/")
     if max(map(name_length, names)) > LONGEST_FILE_NAME or len(path.encode(errors="surrogatepass")) > LONGEST_PATH:
         template = "is too long for a path: no name in it may have more than {most} bytes, got {value}"
@@ -307,11 +306,6 @@ def _sign_forbidden_on_windows(path: str) -> str:
 def name_length(name: str) -> int:
     """Return the length of a file name as disks count it: in UTF-16 on Windows, elsewhere in bytes."""
     return len(name.encode("utf-16-le", "surrogatepass")) // 2 if WINDOWS else len(name.encode(errors="surrogatepass"))
-
-
-def expand_home(value: Any) -> Any:
-    is_meant = isinstance(value, str) and (value == "~" or value[:2] in ("~/", "~\\"))
-    return os.path.expanduser(value) if is_meant else value
 
 
 def to_table(value: Any) -> JsonObject:
@@ -332,7 +326,10 @@ CONVERT: dict[type, Callable[[Any], Any]] = {
 
 
 def quoted(value: Any) -> str:
-    text = repr(str(value)) if isinstance(value, str | Path) else str(value)
+    """Return a value as messages show it: text in quotes, at most 80 characters."""
+    text = str(value)
+    if isinstance(value, str | Path):  # repr would write the backslashes of Windows' paths twice
+        text = repr(text).replace("\\\\", "\\") if text.isprintable() else repr(text)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

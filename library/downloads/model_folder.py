@@ -1,12 +1,12 @@
 """Models that are folders, such as captioners and segmentation models: local, or downloaded by a Hugging Face id."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, Report, either
 from library.downloads import hub
 from library.files import need_space, write_atomic
@@ -44,7 +44,7 @@ TAGGER = FolderFiles((".onnx", ".csv"), (r"model\.onnx",))
 
 
 def is_repository(text: str) -> bool:
-    return hub.is_repository(text) and not Path(os.path.expanduser(text)).exists()
+    return hub.is_repository(text) and not pasted_path(text).exists()
 
 
 def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) -> Path:
@@ -53,7 +53,7 @@ def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) 
     Raises ConfigError when the hub does not have it, it needs code or other weights, or the disk is full.
     """
     if not is_repository(text):
-        return Path(os.path.expanduser(text))
+        return pasted_path(text)
     folder = into / text.rpartition("/")[2]
     if _is_complete(folder, text):
         return folder

@@ -4,17 +4,16 @@ The tables below are sections of the config engine, so that unknown names, inval
 are reported like those of any other option, all at once and without loading torch.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from library import families
 from library.config.building import Layer, read_section
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
+from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, Problem, counted, raise_if_any, together
 from library.config.schema import opt, section_options
 from library.config.sections import AdapterRun
@@ -140,7 +139,7 @@ class LycorisArgs:
                 title=run.title,
                 other="preset=full",
             )
-        elif self.preset not in LAYER_PRESETS and not Path(os.path.expanduser(self.preset)).is_file():
+        elif self.preset not in LAYER_PRESETS and not pasted_path(self.preset).is_file():
             yield wrong_argument(
                 "preset",
                 "{preset} is neither a file nor one of {presets}",
@@ -149,7 +148,7 @@ class LycorisArgs:
             )
         elif self.preset not in LAYER_PRESETS:
             try:
-                load_toml(Path(os.path.expanduser(self.preset)))
+                load_toml(pasted_path(self.preset))
             except ConfigError as e:
                 yield from (wrong_argument("preset", ": {why}", why=why) for why in e.problems)
         rank, block_size = run.network.network_dim or 4, self.block_size or 4

@@ -2,14 +2,13 @@
 
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from torch import nn
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
+from library.config.pasted import pasted_path
 from library.config.problems import ConfigError
 from library.families import network_args
 from library.families.shared.network_args import wrong_argument
@@ -39,7 +38,7 @@ def known_presets(preset: str, denoiser: nn.Module) -> Iterator[None]:
 
 def _preset_of_file(preset: str) -> JsonObject:
     try:
-        toml = load_toml(Path(os.path.expanduser(preset)))
+        toml = load_toml(pasted_path(preset))
     except ConfigError as e:
         raise ConfigError(*(wrong_argument("preset", ": {why}", why=why) for why in e.problems)) from e
     try:

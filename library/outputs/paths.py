@@ -261,13 +261,10 @@ def remove_outdated(path: Path | None) -> None:
     if path is None or not path.exists():
         return
     log.info("removing outdated %s", path)
-    if path.is_dir():
-        remove_folder(path)
-    else:
-        try:
-            remove(path)
-        except OSError as error:  # such as a Windows program that displays the file
-            log.warning("%s could not be removed: %s", path, error.strerror or error)
+    try:
+        remove_folder(path) if path.is_dir() else remove(path)
+    except OSError as error:  # such as a Windows program that displays the file
+        log.warning("%s could not be removed: %s", path, error.strerror or error)
 
 
 def _warn_of_nan(path: Path, tensors: Mapping[str, Tensor], refuse: bool = False) -> None:

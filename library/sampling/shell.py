@@ -13,6 +13,7 @@ from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonValue
+from library.config.pasted import pasted_path
 from library.config.places import real_place
 from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting, raise_if_any
 from library.config.run_config import RunConfig
@@ -161,6 +162,7 @@ def _parse_each(parse: Callable[[str], Parsed], texts: Iterable[str], problems: 
 
 def weighted(text: str) -> tuple[Path, float]:
     """Split FILE=0.8 into file and strength, by default 1. A file name may contain "="."""
+    text = str(pasted_path(text))
     path, separator, number = text.rpartition("=")
     name, colon, strength = text.rpartition(":")
     if colon and name.lower().endswith(WEIGHT_FILES):  # as sample_lora has it

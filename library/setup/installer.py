@@ -22,6 +22,7 @@ from library.setup.locked_packages import (
     WINDOWS,
     Refusal,
     has_torch,
+    in_onedrive,
     install_packages,
     say,
 )
@@ -203,6 +204,11 @@ def advise() -> None:
     if " " in str(PROJECT_ROOT):  # its linker call does not quote the path
         say("torch.compile will not work on the CPU: PyTorch cannot compile below a folder with a blank in its name.")
     if WINDOWS:
+        if in_onedrive():
+            say(
+                f"{PROJECT_ROOT} is in OneDrive, which would upload gigabytes of packages and all files of trainings. "
+                "Move it elsewhere, such as to C:\\kohya-trainer, and run setup.bat there."
+            )
         if len(str(PROJECT_ROOT)) > MAX_SAFE_PATH:
             say(
                 f"Windows cuts paths at 260 characters unless told otherwise, and {PROJECT_ROOT} is long. Move it to "

@@ -92,6 +92,12 @@ def find_uv() -> str:
     return ""
 
 
+def in_onedrive() -> bool:
+    """Return whether this project is in a folder that Windows' OneDrive copies to its servers."""
+    folders = [os.environ.get(name) for name in ("OneDrive", "OneDriveConsumer", "OneDriveCommercial")]
+    return WINDOWS and any(PROJECT_ROOT.is_relative_to(folder) for folder in folders if folder)
+
+
 def settings_of_pip() -> dict[str, list[str]]:
     """Return pip's settings by option, from its files and variables. Variables win over the section `install`, and that
     over `global`.
@@ -108,6 +114,8 @@ def settings_of_pip() -> dict[str, list[str]]:
 def uv_settings(pip_settings: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
     """Convert pip's settings to variables and arguments of uv. uv's own variables win."""
     variables = {"UV_SYSTEM_CERTS": "1"}  # like pip
+    if in_onedrive():  # it refuses hard links
+        variables["UV_LINK_MODE"] = "copy"
     for option, (variable, separator) in SAME_IN_UV.items():
         if values := pip_settings.get(option):
             variables[variable] = separator.join(values)

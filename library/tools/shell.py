@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library.config.arguments import Arguments
+from library.config.pasted import pasted_path
 from library.config.problems import (
     ConfigError,
     Message,
@@ -313,6 +314,7 @@ def _metadata(parser: argparse.ArgumentParser) -> None:
 
 def _weighted(text: str) -> tuple[str, float]:
     """Split "a.safetensors=0.8"; a name may contain "=". Raises ConfigError for a weight that is no number."""
+    text = str(pasted_path(text))
     name, separator, weight = text.rpartition("=")
     before, _, after = text.rpartition(":")
     if before.lower().endswith(WEIGHT_FILES) and is_number(after):  # as sample_lora has it

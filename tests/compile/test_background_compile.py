@@ -171,7 +171,7 @@ def test_the_process_is_less_important_to_the_system_than_the_training(monkeypat
         compile_process.CompileProcess()
     with pytest.raises(ZeroDivisionError):
         compile_process.CompileProcess(waited_for=True)
-    assert [how["creationflags"] for how in nicer[1:]] == [0x4000, 0]
+    assert [how["creationflags"] & 0x4000 for how in nicer[1:]] == [0x4000, 0]
 
 
 def test_a_model_that_was_built_early_is_built_again_if_the_training_chose_other_options_since(monkeypatch):
@@ -482,6 +482,7 @@ def test_on_windows_it_compiles_in_one_process_and_its_words_arrive_in_utf_8(mon
         assert process.wait(60)
         return process.failure
 
+    monkeypatch.setattr(compile_process.sys, "platform", "linux")
     assert re.fullmatch(r"図 \d+ \(code 3\)", last_words())
     monkeypatch.setattr(compile_process.sys, "platform", "win32")
     assert last_words() == "図 None (code 3)"

@@ -25,6 +25,7 @@ from library.data.preflight import Check
 from library.doctor import disk
 from library.families import config_class
 from library.files import UnwritableError, free_space, need_space, write_atomic
+from library.outputs import paths as output_paths
 from library.outputs.paths import find_output_problems
 from library.runs import layout
 from tests.source import ROOT
@@ -180,6 +181,46 @@ def test_all_that_changes_names_waits_for_readers_on_windows(tmp_path, monkeypat
     assert len(tries) == 3 and not old.exists() and new.exists() == (work in ("replace", "move"))
 
 
+@pytest.mark.parametrize("number", [32, 33, 145, 1224])
+def test_all_that_passes_on_windows_is_waited_for(monkeypatch, number):
+    """Python takes only the first two for missing rights."""
+    monkeypatch.setattr(files, "WINDOWS", True)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    errors = [windows_error(errno.EACCES if number < 100 else errno.EINVAL, number)] * 2
+
+    def action():
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert files.patiently(action) == "done"
+    with pytest.raises(OSError, match="of Windows"):
+        files.patiently(lambda: (_ for _ in ()).throw(windows_error(errno.EINVAL, 87)))
+
+
+def test_a_state_that_a_program_holds_on_windows_stays_whole(tmp_path, monkeypatch, caplog):
+    """Else a part of it would stay under its name, and be resumed."""
+    state = tmp_path / "m-step00000002-state"
+    state.mkdir()
+    (state / "train_state.json").write_text("{}")
+
+    def held(old, new):
+        raise windows_error(errno.EACCES, 32)
+
+    monkeypatch.setattr(files, "WINDOWS", True)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(files.os, "replace", held)
+    output_paths.remove_outdated(state)
+    assert [path.name for path in tmp_path.rglob("*")] == [state.name, "train_state.json"]
+    assert "could not be removed" in caplog.text
+
+
+def windows_error(number: int, windows_number: int) -> OSError:
+    error = OSError(number, "of Windows")
+    error.winerror = windows_number  # pyrefly: ignore[missing-attribute]
+    return error
+
+
 def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, monkeypatch):
     layout.store(tmp_path / "run.json", {"state": "running"})
     real, tries = Path.read_text, []
@@ -207,6 +248,9 @@ def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, mo
         (123, "a?.bin", r"Windows allows none of"),
         (112, "new.bin", "the disk is full"),
         (3, "new.bin", "its folder cannot be made"),
+        (2, "new.bin", "controlled folder access"),
+        (2, "missing/new.bin", "its folder cannot be made"),
+        (5, "read-only.bin", "no permission"),
         (87, "con.bin", "reserves this name for a device"),
         (5, "NUL", "reserves this name for a device"),
         (3, "n" * 230 + ".bin", "Windows cuts paths at 260 characters"),
@@ -214,12 +258,13 @@ def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, mo
         (123, "🐱" * 126 + ".bin", "the name is too long for this disk"),
     ],
 )
-def test_errors_of_windows_are_sentences(tmp_path, number, name, words):
+def test_errors_of_windows_are_sentences(tmp_path, monkeypatch, number, name, words):
     """Python gives the nearest number of POSIX, EINVAL if there is none, and Windows' own beside it."""
-    posix = {5: errno.EACCES, 32: errno.EACCES, 112: errno.ENOSPC, 3: errno.ENOENT}.get(number, errno.EINVAL)
-    (tmp_path / "there.bin").write_bytes(b"mapped")
-    error = OSError(posix, "of Windows")
-    error.winerror = number  # pyrefly: ignore[missing-attribute]
+    posix = {5: errno.EACCES, 32: errno.EACCES, 112: errno.ENOSPC, 2: errno.ENOENT, 3: errno.ENOENT}
+    error = windows_error(posix.get(number, errno.EINVAL), number)
+    for there in ("there.bin", "read-only.bin"):
+        (tmp_path / there).write_bytes(b"mapped")
+    monkeypatch.setattr(files.os, "access", lambda path, mode: "read-only" not in str(path))
     with pytest.raises(UnwritableError, match=words), files.clear_errors(tmp_path / name):
         raise error
 

@@ -12,6 +12,7 @@ import pytest
 
 from kohya_gui.form import typed_paths
 from kohya_gui.server import paths
+from library.config import pasted
 from library.config.building import build_config, working_fix
 from library.config.problems import ConfigError
 from library.families import config_class
@@ -216,3 +217,18 @@ def test_folders_and_files_of_each_kind_go_through_the_same_guard(root):
     ):
         with pytest.raises(ConfigError, match=words):
             call()
+
+
+def test_paths_that_only_windows_takes_otherwise_are_explained_there(root, monkeypatch):
+    for module in (paths, pasted):
+        monkeypatch.setattr(module, "WINDOWS", True)
+    for text, words in {
+        "D:images": r"has no backslash after the drive, 'D:images': write D:\\images",
+        "\\\\nas\\share\\images": "is on another computer; give that share a drive letter",
+        "//nas/share": "is on another computer",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            paths.existing_folder(text, [root], "image folder")
+    monkeypatch.setenv("USERPROFILE", str(root))
+    for text in ("%USERPROFILE%", f'"{root}"', f'{root}"', f"{root}/"):
+        assert paths.existing_folder(text, [root]) == root

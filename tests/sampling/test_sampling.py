@@ -167,6 +167,7 @@ def test_files_that_do_not_fit_are_sentences(given, tmp_path, tensors, says):
         AppliedLoras(parts, family).add(tmp_path / "y.safetensors")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows replaces no file that is mapped")
 @pytest.mark.parametrize("when", ["loading the model", "generating"])
 def test_a_file_that_is_replaced_meanwhile_is_reported(given, tmp_path, when):
     """While it is read, nothing is generated; afterwards the images are kept."""

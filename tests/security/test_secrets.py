@@ -38,7 +38,7 @@ def tab(tmp_path, monkeypatch):
     """The LoRA tab of the page, whose trainings are the one above."""
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TOLD", str(tmp_path / "told.json"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(training.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(training.__file__).parents[1]), prepend=os.pathsep)
     for variable in keys.ENVIRONMENT.values():
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 from library import files
 from library.adapter_files import adapters
@@ -201,7 +201,7 @@ def test_metadata_changes_and_tensors_do_not(lora_files, tmp_path):
     assert data_hash(new) == data_hash(file)
     with safe_open(new, framework="pt") as opened:
         assert opened.metadata() == values
-    first, two = load_file(file), load_file(new)
+    first, two = load_file(file), load(new.read_bytes())  # Windows replaces no file that is mapped
     assert first.keys() == two.keys() and all(torch.equal(first[key], two[key]) for key in first)
     metadata.edit(new, in_place=True, remove=["ss_*"])
     assert metadata.read_metadata(new) == {"modelspec.title": "Zorb ü"} and data_hash(new) == data_hash(file)

@@ -12,7 +12,7 @@ def test_a_training_runs_and_says_what_the_page_will_miss(demo, squares, tmp_pat
     done = train(config_of(demo, "flux_train_network", output_dir=tmp_path / "out", **options))
     assert done.facts["state"] == "finished" and len(done.losses) == 2
     (told,) = [event["text"] for event in done.events("warning") if "KOHYA_HOME" in event["text"]]
-    assert f"{tmp_path}/file/home/runs cannot be written to" in told
+    assert f"{tmp_path / 'file' / 'home' / 'runs'} cannot be written to" in told
     config = config_of(demo, "flux_train_network", output_dir=tmp_path / "new", **options)
     (tmp_path / "c.toml").write_text(to_toml(config), encoding="utf-8")
     check(["flux_train_network", str(tmp_path / "c.toml")])
