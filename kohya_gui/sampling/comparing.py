@@ -18,7 +18,7 @@ from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import dates, layout, reader
 from library.sampling import prompt_rows, prompts
-from library.sampling.plan import check_image_count
+from library.sampling.plan import BASE_MODEL, check_image_count
 
 COMPARE_KIND = "compare"
 MAX_RUNS = 20  # runs
@@ -79,7 +79,7 @@ class FileComparison:
         run = reader.existing_run(request.text("run"))
         comparison = _newest(run)
         place = Path(str(comparison.get("folder") or "")).name
-        columns = [_title_or_prompt(title) for title in _list(comparison, "columns")]
+        columns = [column_title(title) for title in _list(comparison, "columns")]
         count = len(columns)
         rows = [_title_or_prompt(prompt) for prompt in _list(comparison, "rows")]
         proposal = comparison.get("proposal")
@@ -108,7 +108,7 @@ class FileComparison:
             **numbers,
             "held_out": bool(comparison.get("held_out")),
             "best": proposal.get("column"),
-            "reason": proposal.get("reason") or "",
+            "reason": column_title(proposal.get("reason") or ""),
             "saved": [Path(str(path)).name for path in _list(comparison, "saved")],
             "notes": _list(comparison, "notes"),
             "folder": comparison.get("folder") or "",
@@ -159,6 +159,13 @@ def _cells(row: object, count: int) -> list[object]:
     """The values of a row, one for each column."""
     values = row if isinstance(row, list) else []
     return [*values[:count], *[""] * (count - len(values))]
+
+
+def column_title(title: object) -> MessageLike:
+    """What the page calls a column of a comparison: as the samples of a run are called, too."""
+    if str(title) == BASE_MODEL:
+        return Message("Base model")
+    return title.capitalized() if isinstance(title, Message) else str(title)
 
 
 def _title_or_prompt(value: object) -> MessageLike:

@@ -2,7 +2,7 @@
 import { read, sentOf } from "../form/messages.js";
 import { all, around, find, finder, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { keepOrder, noteSubject } from "../server/late.js";
 import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
@@ -26,6 +26,7 @@ let runFromPanel = ""; // the run chosen in the panel
 let look;
 /** @type {Promise<void> | undefined} until it is known what can be chosen */
 let started;
+const beginSheet = keepOrder();
 
 const part = finder(() => place ?? document);
 const model = () => part("#sampling-model", HTMLSelectElement);
@@ -239,10 +240,11 @@ async function begin() {
  * @param {string} name
  */
 async function renderSheet(name) {
+  const take = beginSheet();
   try {
     /** @type {Sheet} */
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
-    if (!cells.length || (sheets().value !== name && nextSheet !== name)) return;
+    if (!cells.length || (sheets().value !== name && nextSheet !== name) || !take()) return;
     if (sheets().value !== name) {
       nextSheet = ""; // with its first images it is one of the list
       return void (await refresh(name));
@@ -252,7 +254,7 @@ async function renderSheet(name) {
     part(".pictures").replaceChildren(
       ...promptStrips(columns, rows, cells, "strip").map((row) => make("div", { className: "row-of" }, ...row)));
   } catch (error) {
-    showMessage(part(".said-of"), "bad", messageOf(error));
+    if (take()) showMessage(part(".said-of"), "bad", messageOf(error));
   }
 }
 

@@ -169,7 +169,7 @@ class SamplingTab:
             for row, files in rows
         ]
         return {
-            "columns": result.get("columns") or [],
+            "columns": [comparing.column_title(title) for title in result.get("columns") or []],
             "rows": result.get("rows") or [],
             "cells": cells,
             "folder": result.get("folder") or "",
