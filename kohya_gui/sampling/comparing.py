@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -91,7 +92,9 @@ class FileComparison:
             queries = [{"run": run.id, "at": place, "row": row, "column": at} for at in range(count)]
             cells.append(
                 [
-                    {**_comparison_cell(query, copy), "seed": seeds[row]} if name else None
+                    {**_comparison_cell(query, copy), "seed": seeds[row]}
+                    if name and _image_path(run, query).is_file()
+                    else None
                     for query, name, copy in zip(queries, files, copies[row], strict=True)
                 ]
             )
@@ -117,14 +120,19 @@ class FileComparison:
     def show(self, query: Mapping[str, str]) -> Response:
         """An image of a comparison by its position; nothing else can be requested."""
         try:
-            place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
-            folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
-            path = (folder / place / "{:02d}_{:02d}.png".format(*numbers)).resolve()
-            if not (PLACE.fullmatch(place) and path.parent.parent == folder and path.is_file()):
+            run = reader.find_run(str(query.get("run") or ""))
+            path, folder = _image_path(run, query), run.folder.resolve()
+            if not (PLACE.fullmatch(path.parent.name) and path.parent.parent == folder and path.is_file()):
                 raise ValueError("not an image of a comparison")
         except (KeyError, ValueError):
             raise ConfigError("There is no such image.") from None
         return samples.serve_image(path, bool(query.get("small")))
+
+
+def _image_path(run: reader.RecordedRun, query: Mapping[str, Any]) -> Path:
+    """The path of an image of a comparison, whether or not it is there."""
+    name = f"{int(query['row']):02d}_{int(query['column']):02d}.png"
+    return (run.folder / str(query.get("at") or "") / name).resolve()
 
 
 def comparison_html() -> str:

@@ -3,6 +3,7 @@ import { read, sentOf } from "../form/messages.js";
 import { all, around, find, finder, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { keepOrder, noteSubject } from "../server/late.js";
+import { goneNote } from "../runs/viewer.js";
 import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
@@ -244,15 +245,17 @@ async function renderSheet(name) {
   try {
     /** @type {Sheet} */
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
-    if (!cells.length || (sheets().value !== name && nextSheet !== name) || !take()) return;
-    if (sheets().value !== name) {
+    const isShown = sheets().value === name;
+    if ((!isShown && (nextSheet !== name || !cells.length)) || !take()) return;
+    if (!isShown) {
       nextSheet = ""; // with its first images it is one of the list
       return void (await refresh(name));
     }
     part(".board").hidden = false;
     part(".where").textContent = folder;
-    part(".pictures").replaceChildren(
-      ...promptStrips(columns, rows, cells, "strip").map((row) => make("div", { className: "row-of" }, ...row)));
+    const isEmpty = !cells.flat().some(Boolean); // they were deleted
+    part(".pictures").replaceChildren(...isEmpty ? [goneNote()] :
+      promptStrips(columns, rows, cells, "strip").map((row) => make("div", { className: "row-of" }, ...row)));
   } catch (error) {
     if (take()) showMessage(part(".said-of"), "bad", messageOf(error));
   }

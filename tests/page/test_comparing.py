@@ -120,6 +120,14 @@ def test_columns_are_called_as_samples_of_runs_are(compared):
     assert [*map(str, columns)] == ["Base model", "Base model", "Step 3, average", "zorb-10", "Zorb.v1"]
 
 
+def test_deleted_images_are_left_out_and_the_numbers_stay(compared):
+    place = store(compared.run)
+    (place / "00_01.png").unlink()
+    answer = compared.found(ApiRequest({"run": "zorb-1"}))
+    assert [[cell is not None for cell in row] for row in answer["cells"]] == [[True, False], [True, True]]
+    assert answer["losses"] == ["0.1234", "0.2000"]
+
+
 def test_a_damaged_record_shows_what_is_left_of_it(compared):
     store(compared.run, copies="x", losses={}, proposal=[], notes=None, files=[["a"], 3], likeness=["x"])
     answer = compared.found(ApiRequest({"run": "zorb-1"}))

@@ -145,7 +145,8 @@ def languages(visitor):
 def sheets(visitor):
     """A job's images, which come one after the other."""
     page = visitor.page
-    sheet = lambda *rows: {"columns": ["x"], "rows": rows, "cells": [[None]] * len(rows), "folder": ""}  # noqa: E731
+    dot = dict.fromkeys(("small", "large"), "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAAC")
+    sheet = lambda *rows: {"columns": ["x"], "rows": rows, "cells": [[dot]] * len(rows), "folder": ""}  # noqa: E731
     choices = {"models": [["tab:lora", "LoRA"]], "sheets": [["job:1", "Images"]]}
     page.route("**/own/sampling_choices", lambda route: route.fulfill(json=choices))
     page.route("**/own/sampling_sheet", lambda route: route.fulfill(json=sheet("first")))
