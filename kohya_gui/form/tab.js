@@ -3,7 +3,7 @@ import { say } from "../i18n/sentences.js";
 import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
-import { address, ask, UNANSWERED, wait } from "../server/http.js";
+import { address, addressOfApi, ask, UNANSWERED, wait } from "../server/http.js";
 import { reveal } from "../panel/monitor.js";
 import { read, sentOf, settleUnqueued, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
@@ -337,6 +337,7 @@ document.addEventListener("click", (event) => {
   if (other) void loadElsewhere(other);
   const over = hit(event, "button.overwrite");
   if (over) void press(around(over, ".training"), "save", { path: over.dataset.path, opened: over.dataset.state });
+  if (hit(event, ".begin .words")) window.open(addressOfApi("words"), "_blank", "noopener");
   const button = hit(event, "button[data-press]");
   if (!button) return;
   const training = around(button, ".training"), act = button.dataset.press ?? "";
