@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse
 from kohya_gui.api import answers, config_routes, dataset_routes, event_routes, queue_routes, run_routes, sample_routes
 from kohya_gui.api.app import PREFIX
 from kohya_gui.api.docs_page import docs_html
+from kohya_gui.api.words_page import words_html
 from library.config.problems import ConfigError
 
 ABOUT = (
@@ -39,6 +40,10 @@ def build_api(roots: Sequence[Path], root_path: str = "") -> FastAPI:
     @api.get(f"{PREFIX}/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
         return HTMLResponse(docs_html(api.openapi()))
+
+    @api.get(f"{PREFIX}/words", include_in_schema=False)
+    def words() -> HTMLResponse:
+        return HTMLResponse(words_html())
 
     api.add_exception_handler(ConfigError, answers.on_config_error)
     api.add_exception_handler(RequestValidationError, answers.on_invalid)

@@ -41,7 +41,7 @@ class EntryBody(TrainingBody):
     """A training to add to the queue."""
 
     first: bool = Field(False, description="Before all others that wait")
-    without_captions: bool = Field(False, description="Also if no image has a caption")
+    without_captions: bool = Field(False, description="Also if no image has a caption, or caption files are not read")
 
 
 class OneFinding(BaseModel):

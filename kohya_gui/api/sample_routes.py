@@ -25,7 +25,7 @@ class SampleImage(BaseModel):
 
 
 class SampleList(Answer):
-    """The sample images of a run, the oldest first."""
+    """The sample images of a run that are still there, the oldest first."""
 
     samples: list[SampleImage]
 
@@ -40,7 +40,7 @@ def sample_router() -> APIRouter:
     ) -> Any:
         recorded = answers.run_of_id(run)
         listed = resumed_samples.with_resumed(recorded) if resumed else resumed_samples.own_samples(recorded)
-        return answer(SampleList, samples=[_described(sample) for sample in listed])
+        return answer(SampleList, samples=[_described(sample) for sample in listed if sample.exists])
 
     images: dict[str, Any] = {name: {} for name in ("image/png", "image/jpeg", "image/webp")}
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from kohya_gui.form import presets
 from kohya_gui.i18n.sentences import data
 from kohya_gui.server import allowed_folders
+from library.check import isolated
 from library.config.json_types import JsonMapping
 from library.config.problems import (
     FLAG,
@@ -148,17 +149,25 @@ def _findings_list(lines: Sequence[str]) -> str:
     return f'<ul class="findings">{"".join(lines)}</ul>' if lines else ""
 
 
-def without_captions(problem: Message, again: str) -> str:
-    """Return the warning that no image has a caption, before a training is started or queued; `again` is the pressed
-    button."""
+def without_captions(problem: Problem, again: str, values: Mapping[str, bool | str]) -> str:
+    """Return the warning that no image has a caption, before a training is started or queued.
+
+    `again` is the pressed button; `values` are the settings that would read the captions.
+    """
     title, words = {
         "train": ("It has not started: no image has a caption", "Train without captions"),
         "later": ("It is not in the queue: no image has a caption", "Add it without captions"),
     }[again]
+    if isolated.has_unread_captions(problem):
+        title = {
+            "train": "It has not started: caption files are not read",
+            "later": "It is not in the queue: caption files are not read",
+        }[again]
+    write = '<button type="button" class="captions">Write captions</button>'
     sentence = problem.capitalized()
     body = (
         f'<p>{html.escape(str(sentence))}</p><p class="offer">'
-        '<button type="button" class="captions">Write captions</button> '
+        f"{values_button(values, problem.code) or write} "
         f'<button type="button" class="anyway" data-again="{again}">{html.escape(words)}</button></p>'
     )
     return _box("warn", title, body, [sentence], alert=True)

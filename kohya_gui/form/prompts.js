@@ -13,8 +13,10 @@ import { reveal } from "./shown.js";
 /** @typedef {Record<string, string>} Row texts by field; `rest` is the rest of the line */
 /**
  * @typedef {{ file: string | null, known: string, unsaved?: boolean, timer?: ReturnType<typeof setTimeout>,
- *   saving?: Promise<void>, again?: boolean, begin: () => () => boolean, beginCaptions: () => () => boolean }} State
- * `known` is the file's content when it was last loaded or saved; null before any file was loaded */
+ *   saving?: Promise<void>, again?: boolean, awaited?: Row[], begin: () => () => boolean,
+ *   beginCaptions: () => () => boolean }} State
+ * `known` is the file's content when it was last loaded or saved; null before any file was loaded. `awaited`: while
+ * the file is loading, the rows that are to be shown with it */
 
 const FILE = "sample_prompts", PAUSE = 600; // milliseconds without typing after which rows are saved
 const NOTHING = "null"; // stored in place of rows that are saved
@@ -46,9 +48,9 @@ function tell(box, text, wrong = false) {
 /**
  * @param {Element} box
  * @param {Row} row
- * @param {Element} [after]
+ * @param {Element | null} [before] the item in front of which it comes; without one it is the last
  */
-function add(box, row, after) {
+function add(box, row, before = null) {
   const template = find(box, "template", HTMLTemplateElement);
   const item = /** @type {HTMLElement} */ (document.importNode(find(template.content, "li"), true));
   const withoutField = { ...row }; // keep what has no field
@@ -58,8 +60,7 @@ function add(box, row, after) {
     if (field.value) delete withoutField[name];
   }
   item.dataset.kept = JSON.stringify(withoutField);
-  if (after) after.after(item);
-  else find(box, "ol").append(item);
+  find(box, "ol").insertBefore(item, before);
   reveal(formAround(box), item);
   return item;
 }
@@ -84,25 +85,32 @@ const items = (box) => all(find(box, "ol"), "li");
 async function load(box, file) {
   const state = stateOf(box);
   clearTimeout(state.timer);
-  Object.assign(state, { file, known: "", unsaved: false });
   find(box, "ol").replaceChildren();
   tell(box, "");
   /** @type {{ file: string, known: string, rows: Row[] } | null} */
   const stored = JSON.parse(store(key(box)) ?? NOTHING);
   const typed = stored?.file === file ? stored.rows : []; // from before a reload, not in a file yet
+  const basis = typed.length ? stored?.known ?? "" : "";
+  Object.assign(state, { file, known: basis, unsaved: false, awaited: typed });
   const isNewest = state.begin();
+  const show = (/** @type {Row[]} */ rows, /** @type {Element[]} */ [first]) => {
+    for (const row of rows) add(box, row, first);
+  };
   try {
     /** @type {{ rows: Row[], known: string }} */
     const { rows, known: fileState } = file.trim() ? await ask("prompts", { file }) : { rows: [], known: "" };
     if (!isNewest()) return;
-    state.known = fileState;
-    const existing = new Set(rows.map((row) => row.prompt)), same = fileState === stored?.known;
-    find(box, "ol").replaceChildren();
-    if (!typed.length || !same) for (const row of rows) add(box, row);
-    for (const row of typed) if (same || !existing.has(row.prompt)) add(box, row);
-    if (typed.length) soon(box);
+    const newItems = items(box); // typed meanwhile, and to stay as they are, with the focus
+    const existing = new Set(rows.map((row) => row.prompt)), same = fileState === basis;
+    if (!typed.length || !same) show(rows, newItems);
+    show(typed.filter((row) => same || !existing.has(row.prompt)), newItems);
+    Object.assign(state, { known: fileState, unsaved: false, awaited: undefined });
+    if (typed.length || newItems.some((item) => rowOf(item).prompt)) soon(box);
   } catch (error) {
-    if (isNewest()) tell(box, messageOf(error), true);
+    if (!isNewest()) return;
+    show(typed, items(box));
+    state.awaited = undefined;
+    tell(box, messageOf(error), true);
   }
 }
 
@@ -117,7 +125,9 @@ const key = (box) => `${tabOf(box)}-prompts`;
  * @param {State} state
  */
 const keep = (box, state) =>
-  void store(key(box), JSON.stringify({ file: state.file, known: state.known, rows: items(box).map(rowOf) }));
+  void store(key(box), JSON.stringify({
+    file: state.file, known: state.known, rows: [...(state.awaited ?? []), ...items(box).map(rowOf)],
+  }));
 
 /**
  * Save the rows after a pause in typing; until then they are in the browser's storage.
@@ -138,6 +148,7 @@ function soon(box, pause = PAUSE) {
  */
 async function save(box) {
   const state = stateOf(box);
+  if (state.awaited) return; // saved once its file is loaded
   if (state.saving) {
     state.again = true;
     return;
@@ -225,12 +236,12 @@ function act(box, button) {
   if (button.dataset.row === "add") find(add(box, {}), "textarea").focus();
   else if (button.dataset.row === "captions") void propose(box);
   else if (button.dataset.row === "copy" && item) {
-    find(add(box, rowOf(item), item), "textarea").focus();
+    find(add(box, rowOf(item), item.nextElementSibling), "textarea").focus();
     soon(box);
   } else if (item) {
     item.remove();
     if (items(box).some((other) => rowOf(other).prompt)) soon(box);
-    else forget(box);
+    else if (!stateOf(box).awaited) forget(box); // the file may hold others
   }
 }
 
@@ -242,7 +253,7 @@ function forget(box) {
   const field = inputs.fieldOf(formAround(box), FILE), state = stateOf(box), { file } = state;
   clearTimeout(state.timer);
   state.begin();
-  Object.assign(state, { file: "", known: "", unsaved: false });
+  Object.assign(state, { file: "", known: "", unsaved: false, awaited: undefined });
   store(key(box), NOTHING);
   if (!field?.value) return;
   setValue(field, "");

@@ -49,7 +49,9 @@ class SeveralValues:
             raise ConfigError("two of the values are the same: leave one out")
         reports = isolated.check_all([replace(reading, notes=[]) for reading in readings], submission.launch)
         _refuse_values(name, typed, [[*map(problem_from_json, isolated.findings_to_fix(each))] for each in reports])
-        if isolated.find_caption_warning(reports[0]) and not submission.anyway:
+        if (warning := isolated.find_caption_warning(reports[0])) and not submission.anyway:
+            if isolated.has_unread_captions(warning):
+                raise ConfigError("{why}. Change that, or press Add to queue once and confirm it", why=warning)
             raise ConfigError(
                 "no image has a caption: write some in the Data tab, or press Add to queue once and confirm it"
             )

@@ -3,7 +3,8 @@ import { say } from "../i18n/sentences.js";
 import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
 import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
-import { address, ask, UNANSWERED, wait } from "../server/http.js";
+import { address, addressOfApi, ask, UNANSWERED, wait } from "../server/http.js";
+import { reveal } from "../panel/monitor.js";
 import { read, sentOf, settleUnqueued, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
 import { fill, formOf, mount, turnOf } from "./page.js";
 import { base, configFile, source } from "./storage.js";
@@ -184,6 +185,7 @@ async function press(training, act, more = {}) {
     if (!isOutdated) show(training, answer, path);
     filled = !isOutdated && Boolean(answer.fill);
     if (begun) settleUnqueued(tab, sent);
+    if (answer.run && sentOf(tab) === sent) reveal(); // otherwise the user is typing
   };
   const asking = async () => {
     if (isCheck) take(await ask("press", { ...question, act: "first", then: act }));
@@ -335,6 +337,7 @@ document.addEventListener("click", (event) => {
   if (other) void loadElsewhere(other);
   const over = hit(event, "button.overwrite");
   if (over) void press(around(over, ".training"), "save", { path: over.dataset.path, opened: over.dataset.state });
+  if (hit(event, ".begin .words")) window.open(addressOfApi("words"), "_blank", "noopener");
   const button = hit(event, "button[data-press]");
   if (!button) return;
   const training = around(button, ".training"), act = button.dataset.press ?? "";

@@ -187,7 +187,10 @@ class TrainingTab:
         if isolated.findings_to_fix(report):
             return self._report(report, submission.family)
         uncaptioned = isolated.find_caption_warning(report)
-        return messages.without_captions(uncaptioned, act) if uncaptioned and not submission.anyway else ""
+        if not uncaptioned or submission.anyway:
+            return ""
+        values = self.form.shown(submission.family, uncaptioned.fix)
+        return messages.without_captions(uncaptioned, act, values)
 
     def on_check(self, sent: str) -> Answer:
         """Report everything that can be known about this training before it starts."""

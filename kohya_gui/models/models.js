@@ -7,6 +7,7 @@ import { countRequests, noteSubject } from "../server/late.js";
 import { family, fields, isFor, tabOf } from "../form/inputs.js";
 import { apply, formOf } from "../form/page.js";
 import { watcher } from "../tools/commands.js";
+import { Licence, link } from "./licence.js";
 
 /**
  * @typedef {{ path: string, name: string, size: number, words: string, options?: Record<string, string | boolean> }}
@@ -18,15 +19,9 @@ import { watcher } from "../tools/commands.js";
  * @typedef {{ title: string, folder: string, free: number, bases: Found[], parts: Record<string, Found[]>,
  *   offers: Offer[], repository: string, labels: Record<string, string>, busy: string }} Known
  */
-/**
- * @typedef {{ files: { what: string, size: number, left: number, path: string }[], closed: string[], free: number,
- *   token: boolean }} Plan
- */
+/** @typedef {import("./licence.js").Plan} Plan */
 
 const BASE = "pretrained_model_name_or_path", OTHER = "other", GET = "get:";
-
-/** @param {string} href */
-const link = (href) => make("a", { href, target: "_blank", rel: "noopener" }, href);
 
 /** The dialog; one for the whole page, built on first use. */
 class Models {
@@ -48,8 +43,7 @@ class Models {
   parts = make("div", { className: "parts" });
   folder = make("input", { id: "models-folder", spellcheck: false, autocomplete: "off" });
   room = make("p", { className: "room", role: "status" });
-  gate = make("div", { className: "gate", hidden: true });
-  token = make("input", { id: "models-token", type: "password", autocomplete: "new-password", spellcheck: false });
+  licence = new Licence(() => this.keep());
   said = make("div", { className: "answer", "aria-live": "polite" });
   jobs = make("div", { className: "jobs" });
   go = makeButton("", () => this.act(), { className: "take", disabled: true });
@@ -70,7 +64,7 @@ class Models {
       this.parts,
       this.into,
       this.room,
-      this.gate,
+      this.licence.element,
       this.said,
       this.jobs),
     make("div", { className: "foot" },
@@ -221,7 +215,7 @@ class Models {
   async settle() {
     const isNewest = this.begin(), files = this.wanted();
     this.plan = null;
-    this.gate.hidden = true;
+    this.licence.element.hidden = true;
     showMessage(this.said, "", ""); // a message about another model
     this.show(files);
     if (!files.length) return;
@@ -230,7 +224,9 @@ class Models {
       if (!isNewest()) return;
       this.plan = plan;
       this.show(files);
-      if (plan.closed.length) this.showGate(plan);
+      if (!plan.closed.length) return;
+      this.licence.show(plan);
+      this.go.disabled = true;
     } catch (error) {
       if (isNewest()) showMessage(this.said, "bad", messageOf(error));
     }
@@ -279,37 +275,11 @@ class Models {
       makeButton("Use this model", () => this.use({ [BASE]: repository }), { className: "look" }));
   }
 
-  /** @param {Plan} plan */
-  showGate({ closed, token }) {
-    this.gate.replaceChildren(
-      make("h3", {}, "First accept the licence of this model"),
-      make("ol", {},
-        ...closed.map((name) =>
-          make("li", {},
-            make("span", {}, "Sign in, read the licence and press Agree:"),
-            " ",
-            link(`https://huggingface.co/${name}`),
-          )),
-        make("li", {},
-          make("span", {}, "Make a token with the right to read, and copy it:"),
-          " ",
-          link("https://huggingface.co/settings/tokens"),
-        ),
-        make("li", {},
-          make("label", { for: "models-token" },
-            token ? "Paste another token here, or check again:" : "Paste it here:"),
-          this.token,
-          makeButton("Keep and check again", () => this.keep(), { className: "look" }))));
-    this.gate.hidden = false;
-    this.go.disabled = true;
-  }
-
   async keep() {
     try {
-      const token = this.token.value, answer = token ? await ask("models_token", { token }) : { said: "" };
-      this.token.value = "";
+      const said = await this.licence.storeToken();
       await this.settle();
-      if (answer.said && this.plan) showMessage(this.said, "good", answer.said);
+      if (said && this.plan) showMessage(this.said, "good", said);
     } catch (error) {
       showMessage(this.said, "bad", messageOf(error));
     }

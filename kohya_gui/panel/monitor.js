@@ -36,6 +36,21 @@ export function lookAt(run) {
   update();
 }
 
+/** Open the panel and bring it into view: on a phone it is one line far above the button that begins a run. */
+export function reveal() {
+  if (!panel) return;
+  unfold(find(panel, ".unfold"), true);
+  if (find(panel, ".at-hand").getBoundingClientRect().bottom <= 0) panel.scrollIntoView({ block: "start" });
+}
+
+/**
+ * @param {HTMLElement} fold the button that opens and closes the panel
+ * @param {boolean} [isOpen]
+ */
+function unfold(fold, isOpen) {
+  fold.setAttribute("aria-expanded", String(around(fold, ".live").classList.toggle("open", isOpen)));
+}
+
 /** Ask the server for the parts that have changed, and show them. One request at a time; hidden pages send none. */
 async function update() {
   if (isAsking || !panel?.isConnected || document.visibilityState === "hidden") return;
@@ -119,7 +134,7 @@ document.addEventListener("change", (event) => {
 });
 document.addEventListener("click", async (event) => {
   const fold = hit(event, ".unfold"), other = hit(event, "[data-look]");
-  if (fold) fold.setAttribute("aria-expanded", String(around(fold, ".live").classList.toggle("open")));
+  if (fold) unfold(fold);
   if (other) lookAt(other.dataset.look ?? "");
   const go = hit(event, "[data-queue]", HTMLButtonElement);
   if (!go) return;

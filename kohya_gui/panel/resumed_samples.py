@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from library.config.json_types import JsonMapping
-from library.runs import layout, lineage, reader
+from library.runs import layout, lineage, reader, written_files
 
 MAX_RESUMED = 50  # runs before one, each resumed by the next
 
@@ -20,6 +20,11 @@ class RunSample(NamedTuple):
     def step(self) -> int:
         step = self.event.get("step")
         return int(step) if isinstance(step, layout.NUMBER) else 0
+
+    @property
+    def exists(self) -> bool:
+        """Whether its image is still there, and may be shown."""
+        return written_files.sample_file(self.run, self.event) is not None
 
 
 def own_samples(run: reader.RecordedRun) -> list[RunSample]:
@@ -38,3 +43,8 @@ def with_resumed(run: reader.RecordedRun) -> list[RunSample]:
             break
         run, until, seen = reader.run_at(folder), min(until, at), seen + 1
     return samples
+
+
+def existing_samples(run: reader.RecordedRun) -> list[RunSample]:
+    """Return those samples of a run and of the runs that it continues whose images nobody has deleted."""
+    return [sample for sample in with_resumed(run) if sample.exists]

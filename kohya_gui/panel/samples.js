@@ -1,6 +1,6 @@
 // A sample of a strip opens large, compared with the one before: in the panel and in the tab Try it.
 import { all, find, hit } from "../server/elements.js";
-import { openViewer } from "../runs/viewer.js";
+import { goneNote, openViewer } from "../runs/viewer.js";
 
 /**
  * @param {HTMLElement} strip below its prompt
@@ -24,7 +24,10 @@ document.addEventListener("click", (event) => {
   const sameNow = () => all(document, ".sample").find(({ dataset }) => dataset.large === address);
   openViewer(() => rows, address, true, () => sameNow()?.focus()); // the panel may have replaced it
 });
-// Remove an original that is missing or that the page may not read. Error events of images do not bubble.
+// Replace a deleted image by a note, and remove an original that is missing or that the page may not read. Error
+// events of images do not bubble.
 document.addEventListener("error", ({ target }) => {
-  if (target instanceof HTMLImageElement) target.closest(".sample.original")?.remove();
+  const sample = target instanceof HTMLImageElement ? target.closest(".sample") : null;
+  if (sample?.matches(".original")) sample.remove();
+  else sample?.replaceWith(goneNote()); // in its place, as columns are steps or files
 }, true);

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kohya_gui.i18n.sentences import data
 from kohya_gui.panel import history
-from kohya_gui.panel.resumed_samples import RunSample, with_resumed
+from kohya_gui.panel.resumed_samples import RunSample, existing_samples, own_samples
 from kohya_gui.server import paths
 from library.config.json_types import JsonMapping, as_float
 from library.config.problems import ConfigError, Message, MessageLike, counted
@@ -38,7 +38,7 @@ def gallery(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """Return all samples of a run and of those that it continues, a row for each prompt, the newest first. A click
     compares two of a row (samples.js). A prompt that a resume has changed is a row of its own."""
     rows: dict[tuple[int, str], list[RunSample]] = {}
-    for sample in with_resumed(run):
+    for sample in existing_samples(run):
         number, prompt = (sample.event.get(name) for name in ("number", "prompt"))
         rows.setdefault((int(as_float(number)), str(prompt or "")), []).append(sample)
     if not rows:
@@ -80,7 +80,7 @@ def _cost_html(progress: reader.RunProgress, active: bool) -> str:
 
 def learned_html(run: reader.RecordedRun, progress: reader.RunProgress) -> str:
     """Return the samples of an ended run at the start, halfway and at the end, as one image."""
-    sheet = None if run.active else arrange_samples([sample.event for sample in with_resumed(run)])
+    sheet = None if run.active else arrange_samples([sample.event for sample in existing_samples(run)])
     if sheet is None:
         return ""
     width, height = sheet.size
@@ -177,7 +177,8 @@ def serve_image(path: Path, small: bool) -> Response:
 
 
 def _newest(run: reader.RecordedRun) -> int:
-    return len(reader.progress(run.folder).update().events.get("sample", ())) - 1
+    """The place of the newest sample whose image is still there, -1 without one."""
+    return next((sample.place for sample in reversed(own_samples(run)) if sample.exists), -1)
 
 
 def show_learned(query: Mapping[str, str]) -> Response:
@@ -186,7 +187,7 @@ def show_learned(query: Mapping[str, str]) -> Response:
         run = reader.find_run(str(query.get("run") or ""))
     except KeyError:
         raise ConfigError("There is no such image.") from None
-    samples = with_resumed(run)
+    samples = existing_samples(run)
     sheet = arrange_samples([sample.event for sample in samples])
     if sheet is None:
         raise ConfigError("There is no such image.")

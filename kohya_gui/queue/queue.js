@@ -31,7 +31,7 @@ let unlike = {};
 /** @type {Map<string, { basis: string, row: HTMLElement }>} the rows on screen by id, and what they are made of */
 const rowsById = new Map();
 let isLost = false; // the last listing request has failed
-const beginListing = keepOrder();
+const beginListing = keepOrder(), beginComparison = keepOrder();
 
 /** @param {Element} element */
 export function mount(element) {
@@ -66,7 +66,9 @@ async function compare({ entries }) {
   const forms = entries.length ? Object.fromEntries(opened.map((tab) => [tab, sentOf(tab)])) : {};
   const now = JSON.stringify([entries.map(({ id }) => id), forms]);
   if (now === compared) return;
-  ({ entries: unlike } = await ask("queue-differences", { forms }));
+  const take = beginComparison(), answer = await ask("queue-differences", { forms });
+  if (!take()) return;
+  unlike = answer.entries;
   compared = now;
   shown = "";
 }

@@ -4,7 +4,7 @@ import { translated } from "../i18n/words.js";
 import { find, make, makeButton } from "../server/elements.js";
 import { address, addressOfApi, call, pathOfRun } from "../server/http.js";
 import { noteSubject } from "../server/late.js";
-import { openViewer, titleOfStep } from "./viewer.js";
+import { goneNote, openViewer, titleOfStep } from "./viewer.js";
 
 /** @typedef {{ run: string, place: number, step: number, number: number, prompt: string, made: number }} Sample */
 /** @typedef {{ key: string, number: number, prompt: string }} Row */
@@ -126,11 +126,10 @@ export class Gallery {
       const image = make("img", {
         src: this.addressOf(row.key, step, true), alt: "", loading: "lazy", decoding: "async", width: 144, height: 144,
       });
-      image.addEventListener("error", () => image.replaceWith(
-        make("span", { className: "gone" }, translated("The file is gone"))), { once: true });
       const button = makeButton("", () => openViewer(() => this.pictures, this.addressOf(row.key, step)), {
         className: "shot", "aria-label": about,
       });
+      image.addEventListener("error", () => button.replaceWith(goneNote()), { once: true });
       button.append(image);
       cell.append(button);
     }

@@ -58,9 +58,12 @@ function build() {
     render();
   });
   const stage = make("div", { className: "stage", tabIndex: 0, role: "group", "aria-label": translated("Sample") },
-    make("img", { className: "under", alt: "" }), make("img", { className: "over", alt: "" }),
+    ...["under", "over"].flatMap((className) => [make("img", { className, alt: "" }), goneNote(className)]),
     make("i", { className: "divider" }), make("b", { className: "left" }), make("b", { className: "right" }));
   for (const kind of /** @type {const} */ (["pointerdown", "pointermove"])) stage.addEventListener(kind, drag);
+  for (const kind of ["error", "load"]) // which do not bubble
+    stage.addEventListener(kind, ({ target }) =>
+      target instanceof HTMLImageElement && target.classList.toggle("broken", kind === "error"), true);
   /** @type {HTMLDialogElement} */
   const element = make("dialog", { className: "viewer", "aria-label": translated("Sample in full size") },
     make("header", {}, make("p", {}, make("span", { className: "own" })),
@@ -123,6 +126,13 @@ function drag(event) {
   border = Math.round(Math.min(100, Math.max(0, ((event.clientX - box.left) / box.width) * 100)));
   render();
 }
+
+/**
+ * What stands in place of an image whose file was deleted.
+ * @param {string} [of]
+ */
+export const goneNote = (of = "") =>
+  make("span", { className: `gone ${of}`.trim() }, translated("The file is gone"));
 
 /** @param {number} step */
 export const titleOfStep = (step) =>

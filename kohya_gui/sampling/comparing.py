@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from library.files import write_atomic
 from library.jobs import job as jobs
 from library.runs import dates, layout, reader
 from library.sampling import prompt_rows, prompts
-from library.sampling.plan import check_image_count
+from library.sampling.plan import BASE_MODEL, check_image_count
 
 COMPARE_KIND = "compare"
 MAX_RUNS = 20  # runs
@@ -79,7 +80,7 @@ class FileComparison:
         run = reader.existing_run(request.text("run"))
         comparison = _newest(run)
         place = Path(str(comparison.get("folder") or "")).name
-        columns = [_title_or_prompt(title) for title in _list(comparison, "columns")]
+        columns = [column_title(title) for title in _list(comparison, "columns")]
         count = len(columns)
         rows = [_title_or_prompt(prompt) for prompt in _list(comparison, "rows")]
         proposal = comparison.get("proposal")
@@ -91,7 +92,9 @@ class FileComparison:
             queries = [{"run": run.id, "at": place, "row": row, "column": at} for at in range(count)]
             cells.append(
                 [
-                    {**_comparison_cell(query, copy), "seed": seeds[row]} if name else None
+                    {**_comparison_cell(query, copy), "seed": seeds[row]}
+                    if name and _image_path(run, query).is_file()
+                    else None
                     for query, name, copy in zip(queries, files, copies[row], strict=True)
                 ]
             )
@@ -108,7 +111,7 @@ class FileComparison:
             **numbers,
             "held_out": bool(comparison.get("held_out")),
             "best": proposal.get("column"),
-            "reason": proposal.get("reason") or "",
+            "reason": column_title(proposal.get("reason") or ""),
             "saved": [Path(str(path)).name for path in _list(comparison, "saved")],
             "notes": _list(comparison, "notes"),
             "folder": comparison.get("folder") or "",
@@ -117,14 +120,19 @@ class FileComparison:
     def show(self, query: Mapping[str, str]) -> Response:
         """Return an image of a comparison by its position; nothing else can be requested."""
         try:
-            place, numbers = str(query.get("at") or ""), (int(query["row"]), int(query["column"]))
-            folder = reader.find_run(str(query.get("run") or "")).folder.resolve()
-            path = (folder / place / "{:02d}_{:02d}.png".format(*numbers)).resolve()
-            if not (PLACE.fullmatch(place) and path.parent.parent == folder and path.is_file()):
+            run = reader.find_run(str(query.get("run") or ""))
+            path, folder = _image_path(run, query), run.folder.resolve()
+            if not (PLACE.fullmatch(path.parent.name) and path.parent.parent == folder and path.is_file()):
                 raise ValueError("not an image of a comparison")
         except (KeyError, ValueError):
             raise ConfigError("There is no such image.") from None
         return samples.serve_image(path, bool(query.get("small")))
+
+
+def _image_path(run: reader.RecordedRun, query: Mapping[str, Any]) -> Path:
+    """The path of an image of a comparison, whether or not it is there."""
+    name = f"{int(query['row']):02d}_{int(query['column']):02d}.png"
+    return (run.folder / str(query.get("at") or "") / name).resolve()
 
 
 def comparison_html() -> str:
@@ -159,6 +167,13 @@ def _cells(row: object, count: int) -> list[object]:
     """Return the values of a row, one for each column."""
     values = row if isinstance(row, list) else []
     return [*values[:count], *[""] * (count - len(values))]
+
+
+def column_title(title: object) -> MessageLike:
+    """What the page calls a column of a comparison: as the samples of a run are called, too."""
+    if str(title) == BASE_MODEL:
+        return Message("Base model")
+    return title.capitalized() if isinstance(title, Message) else str(title)
 
 
 def _title_or_prompt(value: object) -> MessageLike:

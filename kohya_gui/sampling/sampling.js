@@ -2,7 +2,8 @@
 import { read, sentOf } from "../form/messages.js";
 import { all, around, find, finder, hit, isField, make, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
-import { noteSubject } from "../server/late.js";
+import { keepOrder, noteSubject } from "../server/late.js";
+import { goneNote } from "../runs/viewer.js";
 import { mount as mountComparing } from "./comparing.js";
 import { go } from "../server/addresses.js";
 import { grow, valueToSend, watcher } from "../tools/commands.js";
@@ -26,6 +27,7 @@ let runFromPanel = ""; // the run chosen in the panel
 let look;
 /** @type {Promise<void> | undefined} until it is known what can be chosen */
 let started;
+const beginSheet = keepOrder();
 
 const part = finder(() => place ?? document);
 const model = () => part("#sampling-model", HTMLSelectElement);
@@ -239,20 +241,23 @@ async function begin() {
  * @param {string} name
  */
 async function renderSheet(name) {
+  const take = beginSheet();
   try {
     /** @type {Sheet} */
     const { columns, rows, cells, folder } = await ask("sampling_sheet", { name });
-    if (!cells.length || (sheets().value !== name && nextSheet !== name)) return;
-    if (sheets().value !== name) {
+    const isShown = sheets().value === name;
+    if ((!isShown && (nextSheet !== name || !cells.length)) || !take()) return;
+    if (!isShown) {
       nextSheet = ""; // it is listed once it has its first images
       return void (await refresh(name));
     }
     part(".board").hidden = false;
     part(".where").textContent = folder;
-    part(".pictures").replaceChildren(
-      ...promptStrips(columns, rows, cells, "strip").map((row) => make("div", { className: "row-of" }, ...row)));
+    const isEmpty = !cells.flat().some(Boolean); // they were deleted
+    part(".pictures").replaceChildren(...isEmpty ? [goneNote()] :
+      promptStrips(columns, rows, cells, "strip").map((row) => make("div", { className: "row-of" }, ...row)));
   } catch (error) {
-    showMessage(part(".said-of"), "bad", messageOf(error));
+    if (take()) showMessage(part(".said-of"), "bad", messageOf(error));
   }
 }
 

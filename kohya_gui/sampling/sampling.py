@@ -13,7 +13,7 @@ from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.prompts import NUMBERS, PROMPT_SUFFIXES, PROMPTS_OPTION
 from kohya_gui.form.requested import of_tab, requested_submission
 from kohya_gui.panel import samples
-from kohya_gui.panel.resumed_samples import RunSample, with_resumed
+from kohya_gui.panel.resumed_samples import RunSample, existing_samples, with_resumed
 from kohya_gui.sampling import comparing
 from kohya_gui.server import paths, picker
 from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, ImageHandler
@@ -73,11 +73,11 @@ class SamplingTab:
         """Return the models that can be sampled, and the sheets that can be shown; the request has no parameters."""
         runs = sorted(reader.runs(), key=lambda run: float(run.facts.get("started") or 0), reverse=True)[:MAX_LISTED]
         forms = [[TAB + tab, Message("The {name} form", name=title)] for tab, title in self.titles.items()]
-        done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if job.result.get("files")]
+        done = [job for job in jobs.jobs_of_kinds(SAMPLE_KIND) if self._has_images(job)]
         when = [dates.moment(job.started, "%H:%M:%S") for job in done]
         generated = [[JOB + job.id, Message("Images of {time}", time=at)] for job, at in zip(done, when, strict=True)]
         listed = [[RUN + run.id, Message("Run {run}", run=comparing.title_of(run))] for run in runs]
-        sampled = [entry for run, entry in zip(runs, listed, strict=True) if with_resumed(run)]
+        sampled = [entry for run, entry in zip(runs, listed, strict=True) if _has_samples(run)]
         return {"models": [*forms, *listed], "sheets": [*generated, *sampled]}
 
     def of_run(self, request: ApiRequest) -> JsonObject:
@@ -164,18 +164,28 @@ class SamplingTab:
             [
                 _pair("own/generated?" + urlencode({"job": job.id, "row": row, "column": column}), "&small=1")
                 | {"seed": seeds.get(row)}
-                if file
+                if self._exists(file)
                 else None
                 for column, file in enumerate(files)
             ]
             for row, files in rows
         ]
         return {
-            "columns": result.get("columns") or [],
+            "columns": [comparing.column_title(title) for title in result.get("columns") or []],
             "rows": result.get("rows") or [],
             "cells": cells,
             "folder": result.get("folder") or "",
         }
+
+    def _has_images(self, job: jobs.BackgroundJob) -> bool:
+        return any(self._exists(file) for files in job.result.get("files") or [] for file in files)
+
+    def _exists(self, file: str | None) -> bool:
+        """Whether an image of a comparison is still there, and may be shown."""
+        try:
+            return bool(file and paths.existing_file(file, self.roots, samples.IMAGES))
+        except ConfigError:
+            return False
 
     def show(self, query: Mapping[str, str]) -> Response:
         """Return an image of a comparison by its position; nothing else can be requested."""
@@ -308,6 +318,10 @@ def _shared_fields(rows: Sequence[prompt_rows.Row]) -> dict[str, str]:
     return {name: first[name] for name in names if name in first and all(row.get(name) == first[name] for row in rows)}
 
 
+def _has_samples(run: reader.RecordedRun) -> bool:
+    return any(sample.exists for sample in with_resumed(run))
+
+
 def _size_of_samples(run: reader.RecordedRun) -> dict[str, str]:
     """Return the size of a run's newest samples, if all have the same: a model trained at 512 draws worse at 1024."""
     events = _sample_events(run)
@@ -322,7 +336,7 @@ def _build_sample_sheet(run: reader.RecordedRun) -> JsonObject:
     prompt that a resume has changed is a row of its own."""
     samples_by_place = {
         (int(sample.event.get("number") or 0), str(sample.event.get("prompt") or ""), sample.step): sample
-        for sample in with_resumed(run)
+        for sample in existing_samples(run)
     }
     steps = sorted({step for *_, step in samples_by_place})
     rows = sorted(dict.fromkeys((number, prompt) for number, prompt, _ in samples_by_place), key=lambda row: row[0])

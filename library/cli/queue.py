@@ -17,7 +17,7 @@ Checks a training as kohya check does, and adds it to the queue. It starts when 
 shell or the page. Options are those of the training and of the launcher, as in kohya train, and besides:
   --script SCRIPT       the training script, one of those that kohya train --help lists; else detected from the file
   --first               before all others that wait
-  --without-captions    add it even if no image has a caption
+  --without-captions    add it even if no image has a caption, or caption files are not read
   --json                print one JSON object instead of text"""
 
 

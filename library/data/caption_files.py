@@ -16,6 +16,7 @@ from library.data.metadata import AUTOMATIC
 
 CAPTION_SUFFIXES = (".txt", ".caption")
 BARE_FOLDER = "bare_folder"  # the code of the remark about images of one folder
+UNREAD_CAPTIONS = "unread_captions"  # the code of the remark about captions that another extension would read
 TEXTS = (*CAPTION_SUFFIXES, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
 
 
@@ -94,7 +95,8 @@ def about_missing(subset: SubsetConfig, listing: Listing, images: list[str], fil
             "fallback": fallback,
         }
         fix = {"caption_extension": other}
-        return Missing(about_images(template, topic="captions", fix=fix, **facts), [])
+        code = "" if subset.is_reg else UNREAD_CAPTIONS
+        return Missing(about_images(template, topic="captions", fix=fix, code=code, **facts), [])
     remarks = list(about_odd_files(listing, odd_files(listing, bare), ending))
     remarks += [
         about_images(

@@ -4,7 +4,7 @@ from typing import Any
 
 from library.config.problems import Message, MessageLike, join_messages
 
-BESIDES = "{seconds} s were spent on other work since the first step: {causes}"
+BESIDES = "{seconds} s went to other work since the first step: {causes}"
 
 
 def lost_time_sentence(entries: Any) -> MessageLike:

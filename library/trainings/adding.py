@@ -11,6 +11,7 @@ from library.config.run_config import RunConfig
 from library.runs import keys, queue, start
 
 UNCAPTIONED = "no image has a caption: write some, or confirm that this is intended"
+UNREAD = "{why}. Change that, or confirm that it is intended"
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ def check_and_add(reading: Reading[Any], launch: JsonMapping, first: bool, witho
     report = isolated.check_reading(reading, launch)
     if findings := isolated.findings_to_fix(report):
         raise ConfigError(*map(problem_from_json, findings))
-    if isolated.find_caption_warning(report) and not without_captions:
-        raise ConfigError(Problem("", UNCAPTIONED, code="no_captions"))
+    if (warning := isolated.find_caption_warning(report)) and not without_captions:
+        template = UNREAD if isolated.has_unread_captions(warning) else UNCAPTIONED
+        raise ConfigError(Problem("", template, why=warning, code="no_captions"))
     config = reading.config
     notes = keep_keys(config)
     job = start.job_of_config(config, **launch)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from kohya_gui.api import event_routes
+from kohya_gui.api import event_routes, words_page
 from kohya_gui.api.app import ApiV1
 from kohya_gui.api.building import build_api
 from kohya_gui.gradio_host.routes import Routes
@@ -323,3 +323,20 @@ def test_no_value_of_any_operation_breaks_it(api, run, tmp_path, monkeypatch, pa
                 assert answer.status_code < 500, (name, key, value, answer.text)
                 if answer.status_code >= 400:
                     assert answer.json()["error"] and "Traceback" not in answer.text, (name, key, value)
+
+
+def test_the_page_of_words_has_all_entries_and_nothing_active(api, monkeypatch, tmp_path):
+    page = api.get("/api/v1/words").text
+    for words in (
+        "<th>word</th>",
+        "<td>learning rate</td>",
+        "<td>学習率</td>",
+        "<b>LoRA</b>",
+        "<code>network_dim</code>",
+    ):
+        assert words in page
+    assert "**" not in page and "](" not in page and "<td>---" not in page
+    (tmp_path / "words.md").write_text("# <script>\n\n| a | <img onerror=x> |\n|---|---|\n\n- [x](javascript:y)\n")
+    monkeypatch.setattr(words_page, "WORDS", tmp_path / "words.md")
+    page = api.get("/api/v1/words").text
+    assert not any(part in page for part in ("<script", "<img", "javascript:", "href"))

@@ -479,3 +479,21 @@ def test_files_are_named_below_the_folder_that_they_share(tmp_path):
     assert f": {cat} (68%), {dog} (68%) in {tmp_path}; crop or pad" in said
     assert str(folders.some_files(["/a/1.png"])) == "/a/1.png"  # alone, it is a path to copy
     assert str(folders.some_files(["/a/1.png", "/b/1.png"])) == "/a/1.png, /b/1.png"  # they share nothing
+
+
+def test_captions_that_another_extension_would_read_are_marked_so_that_the_page_asks(tmp_path):
+    """Also if those of another folder are read; not for regularisation images, which need none."""
+    lines = ["[[datasets]]", "resolution = 64"]
+    for name, ending, more in (("a", ".caption", ""), ("b", ".txt", ""), ("c", ".txt", "is_reg = true")):
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("RGB", (64, 64), (9, 90, 200)).save(folder / "0.png")
+        (folder / f"0{ending}").write_text("a zorb", "utf-8")
+        lines += ["[[datasets.subsets]]", f"image_dir = '{folder}'", more]
+    (tmp_path / "sets.toml").write_text("\n".join(lines), "utf-8")
+    warnings = data.check_data(
+        make.config(None, dataset_config=str(tmp_path / "sets.toml"), caption_extension=".caption"), 32
+    ).warnings
+    marked = [note for note in warnings if note.code == "unread_captions"]
+    assert [note.fix for note in marked] == [{"caption_extension": ".txt"}]
+    assert str(tmp_path / "b") in str(marked[0])

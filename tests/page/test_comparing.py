@@ -98,11 +98,11 @@ def test_the_newest_comparison_is_shown_and_its_images_alone(compared, tmp_path)
     store(compared.run, losses=[1, 2])
     place = store(compared.run, "compare-20260102-000000")
     answer = compared.found(ApiRequest({"run": "zorb-1"}))
-    assert [*map(str, answer["columns"])] == ["step 10", "step 20"] and answer["losses"] == ["0.1234", "0.2000"]
-    assert [column.template for column in answer["columns"]] == ["step {step}"] * 2  # templates to translate
+    assert [*map(str, answer["columns"])] == ["Step 10", "Step 20"] and answer["losses"] == ["0.1234", "0.2000"]
+    assert [column.template for column in answer["columns"]] == ["Step {step}"] * 2  # templates to translate
     assert (
         answer["best"] == 0
-        and str(answer["reason"]) == "step 10: lowest held-out loss"
+        and str(answer["reason"]) == "Step 10: lowest held-out loss"
         and answer["likeness"] == ["", ""]
     )
     assert answer["cells"][1][1]["copy"] == "7.png" and answer["cells"][0][0]["copy"] == ""
@@ -111,6 +111,21 @@ def test_the_newest_comparison_is_shown_and_its_images_alone(compared, tmp_path)
     for more in ({"at": ".."}, {"at": "compare-1/.."}, {"row": "9"}, {"row": "x"}, {"run": "../x"}, {"column": "-1"}):
         with pytest.raises(ConfigError, match="no such image"):
             compared.show({**query, **more})
+
+
+def test_columns_are_called_as_samples_of_runs_are(compared):
+    titles = ["base model", Message("base model"), Message("step {step}, average", step=3), "zorb-10", "Zorb.v1"]
+    store(compared.run, columns=titles)
+    columns = compared.found(ApiRequest({"run": "zorb-1"}))["columns"]
+    assert [*map(str, columns)] == ["Base model", "Base model", "Step 3, average", "zorb-10", "Zorb.v1"]
+
+
+def test_deleted_images_are_left_out_and_the_numbers_stay(compared):
+    place = store(compared.run)
+    (place / "00_01.png").unlink()
+    answer = compared.found(ApiRequest({"run": "zorb-1"}))
+    assert [[cell is not None for cell in row] for row in answer["cells"]] == [[True, False], [True, True]]
+    assert answer["losses"] == ["0.1234", "0.2000"]
 
 
 def test_a_damaged_record_shows_what_is_left_of_it(compared):
@@ -145,9 +160,9 @@ def test_the_panel_opens_the_comparison_of_its_run(visit, served, monkeypatch):
     assert box.locator("#comparing-folder").is_visible()
     box.locator("#comparing-encoder").select_option("")
     box.get_by_role("button", name="Compare", exact=True).click()
-    box.locator(".reason", has_text="step 10: lowest held-out loss").wait_for()
+    box.locator(".reason", has_text="Step 10: lowest held-out loss").wait_for()
     assert commands == [["compare", "compared-1"]]
-    assert box.locator(".head.best").inner_text().split("\n") == ["step 10", "Proposed"]
+    assert box.locator(".head.best").inner_text().split("\n") == ["Step 10", "Proposed"]
     assert box.locator(".numbers").all_inner_texts() == ["0.1234\n0.2000"]
     assert box.locator(".sample.copied").count() == 1 and "7.png" in box.locator(".copies").inner_text()
     box.locator(".sample").first.click()

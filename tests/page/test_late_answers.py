@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from library.runs import layout
+from library.runs import layout, queue, start
+from tests.page.test_runs import config, queue_tab
 from tests.page.test_runs_room import at_work
 from tests.page.test_sets_browser import images  # noqa: F401
 from tests.training import wait_for
@@ -141,6 +142,23 @@ def languages(visitor):
     yield "**/own/words", lambda: page.locator("html").get_attribute("lang") + page.locator("#rooms").inner_text()
 
 
+def sheets(visitor):
+    """A job's images, which come one after the other."""
+    page = visitor.page
+    dot = dict.fromkeys(("small", "large"), "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAAC")
+    sheet = lambda *rows: {"columns": ["x"], "rows": rows, "cells": [[dot]] * len(rows), "folder": ""}  # noqa: E731
+    choices = {"models": [["tab:lora", "LoRA"]], "sheets": [["job:1", "Images"]]}
+    page.route("**/own/sampling_choices", lambda route: route.fulfill(json=choices))
+    page.route("**/own/sampling_sheet", lambda route: route.fulfill(json=sheet("first")))
+    visitor.room("Try it")
+    shown = page.locator(".sampling .pictures")
+    shown.get_by_text("first").wait_for()
+    page.unroute("**/own/sampling_sheet")
+    for answer in (sheet("older"), sheet("older", "newer")):
+        yield answer, lambda: page.locator("#sampling-sheet").dispatch_event("change")
+    yield "**/own/sampling_sheet", shown.inner_text
+
+
 SCENARIOS = (
     (adapter_sizes, "newer"),
     (captions, "newer"),
@@ -150,6 +168,7 @@ SCENARIOS = (
     (lists_of_models, "newer"),
     (prompt_files, "1"),
     (purposes, "A change to an image"),
+    (sheets, "newer"),
 )
 
 
@@ -180,6 +199,50 @@ def open_folder(visitor, folder):
     visitor.page.locator("#images-folder").fill(str(folder))
     visitor.page.get_by_role("button", name="Open folder").click()
     visitor.page.locator(".images article").first.wait_for()
+
+
+def test_prompts_typed_while_their_file_is_loading_stay_and_are_saved(visit, tmp_path, served):
+    file = served[1] / "late-prompts.txt"
+    file.write_text("a fox\na hen\n", "utf-8")
+    visitor = visit()
+    page = visitor.page
+    page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
+    server = SlowServer(page, "**/own/prompts")
+    visitor.put(sample_prompts=str(file))
+    server.wait()
+    add, rows = (
+        page.locator("#lora-form .prompts [data-row=add]"),
+        page.locator("#lora-form .prompts ol [data-prompt=prompt]"),
+    )
+    add.click()  # a row that is taken back does not make the form forget the file
+    page.locator("#lora-form .prompts ol [data-row=remove]").click()
+    add.click()
+    page.keyboard.type("a zorb")
+    server.release()
+    wait_for(lambda: rows.count() == 3, 30)
+    page.keyboard.type(" at sea")
+    assert rows.evaluate_all("list => list.map((row) => row.value)") == ["a fox", "a hen", "a zorb at sea"]
+    wait_for(lambda: page.wait_for_timeout(20) or "a zorb at sea" in file.read_text("utf-8"), 30)
+    assert file.read_text("utf-8").splitlines()[:2] == ["a fox", "a hen"]
+    page.unroute_all()
+
+
+def test_what_differs_in_a_queued_training_is_what_was_asked_last(visit, tmp_path):
+    queue.pause()
+    entry = queue.add_to_queue(start.job_of_config(config(tmp_path, "one")))
+    differences = [[{"option": "seed", "before": None, "value": name, "words": ""}] for name in ("older", "newer")]
+    answers = [{"entries": {entry.id: {"form": False, "differences": listed}}} for listed in differences]
+    visitor = visit()
+    page = visitor.page
+    server = SlowServer(page, "**/own/queue-differences", answers)
+    queue_tab(visitor)
+    page.locator(".entry .unlike", has_text="newer").wait_for()
+    server.release()
+    with page.expect_response("**/api/v1/queue"), page.expect_request("**/api/v1/queue"):
+        pass  # the next listing is shown with what is known then
+    page.evaluate("fetch('api/v1/queue').then((answer) => answer.text()).then(() => null)")
+    assert "newer" in page.locator(".entry .unlike").inner_text()
+    page.unroute_all()
 
 
 def test_filters_tags_and_comparisons_of_the_room_data_stay(visit, images):  # noqa: F811

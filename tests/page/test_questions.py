@@ -86,6 +86,33 @@ def test_training_without_captions_needs_one_confirmation(visit, served, monkeyp
     wait_for(lambda: len(queue.read_queue().waiting) == 2, 10)  # these images were confirmed already
 
 
+def test_captions_with_another_extension_are_offered_first(visit, tmp_path, monkeypatch):
+    unread = Problem("", "all .txt files are not used", code="unread_captions", fix={"caption_extension": ".txt"})
+    report = lambda reading, launch: {  # noqa: E731
+        "findings": [isolated.finding(unread, "captions", "hint", unread.fix)]
+        if reading.config.captions.caption_extension == ".caption"
+        else [],
+        "fit": None,
+    }
+    monkeypatch.setattr(isolated, "check_reading", report)
+    visitor = visit()
+    visitor.put(
+        pretrained_model_name_or_path="/models/base.safetensors",
+        train_data_dir=str(make.folder(tmp_path, "cats")),
+        resolution="1024",
+        output_name="cat",
+        output_dir=str(tmp_path / "out"),
+        caption_extension=".caption",
+    )
+    visitor.click("Train")
+    visitor.until("It has not started: caption files are not read")
+    assert reader.runs() == [] and not visitor.page.get_by_role("button", name="Write captions").is_visible()
+    visitor.page.locator(".message .fix").click()
+    assert visitor.held()["values"]["caption_extension"] == ".txt"
+    visitor.click("Train")
+    visitor.until("Started cat")
+
+
 def test_where_an_optimizer_is_missing_the_start_says_which_one_stands_in(visit, monkeypatch):
     chosen = max(preset_files.of_kind("lora", ["flux"]), key=lambda preset: preset.gigabytes)
     there = packages.is_installed

@@ -192,6 +192,35 @@ def test_the_image_that_samples_were_made_from_stands_beside_them(tmp_path):
             samples.show_original(query | wrong, [root])
 
 
+@pytest.mark.parametrize(
+    "gone", [["20_1.png"], ["10_0.png", "20_0.png"], ["10_0.png", "10_1.png", "20_0.png", "20_1.png"]]
+)
+def test_deleted_samples_are_left_out_of_all_lists(tab, tmp_path, gone):
+    root = tmp_path / "root"
+    folder = run_with_samples(root, "thinned-1")
+    job = jobs.new("sample")
+    paths = [[str(root / "out" / f"{step}_{number}.png") for step in (10, 20)] for number in range(2)]
+    layout.store(job / jobs.RESULT, {"columns": ["a", "b"], "rows": ["a cat", "a dog"], "files": paths, "folder": "x"})
+    layout.store(job / jobs.JOB, {"kind": "sample", "state": "finished", "started": 2.0})
+    for name in gone:
+        (root / "out" / name).unlink()
+    count, run = 4 - len(gone), reader.run_at(folder)
+    left = {place for place, name in enumerate(("10_0.png", "10_1.png", "20_0.png", "20_1.png")) if name not in gone}
+    shown = samples.gallery(run, reader.progress(folder).update())
+    assert {place for place in range(4) if f"samples/{place}?" in shown} == left
+    assert bool(samples.learned_html(run, reader.progress(folder).update())) == (count > 1)
+    offered = tab.choices(ApiRequest({}))
+    assert [name for name, _ in offered["sheets"]] == [f"job:{job.name}", "run:thinned-1"] * bool(count)
+    for name in (f"job:{job.name}", "run:thinned-1"):
+        cells = tab.sheet(ApiRequest({"name": name}))["cells"]
+        assert sum(cell is not None for row in cells for cell in row) == count
+    if count:
+        assert samples.serve_sample("thinned-1", "newest", small=True).body
+    else:
+        with pytest.raises(ConfigError, match="no such image"):
+            samples.serve_sample("thinned-1", "newest", small=True)
+
+
 @pytest.mark.parametrize("state", ["running", "finished"])
 def test_what_the_samples_say_stands_beside_them(tab, tmp_path, state):
     folder = run_with_samples(tmp_path / "root", f"judged-{state}")
@@ -250,7 +279,8 @@ def test_a_runs_samples_and_files_are_there(tab, tmp_path):
         "large": "api/v1/runs/zorb-1/samples/1",
         "seed": None,
     }
-    first = {"kind": "sample", "file": "0_0.png", "step": 0, "number": 0, "prompt": "a cat"}
+    Image.new("RGB", (32, 32)).save(tmp_path / "root/out/0_0.png")
+    first = {"kind": "sample", "file": "out/0_0.png", "step": 0, "number": 0, "prompt": "a cat"}
     with (tmp_path / "root/out/runs/zorb-1" / layout.PROGRESS).open("a", encoding="utf-8") as progress:
         progress.write(json.dumps(first) + "\n")
     assert str(tab.sheet(ApiRequest({"name": "run:zorb-1"}))["columns"][0]) == "Base model"

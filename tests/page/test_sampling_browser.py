@@ -196,3 +196,30 @@ def test_an_original_that_the_page_may_not_read_leaves_no_broken_image(visit, se
     viewer = visitor.page.locator("dialog.viewer")
     viewer.locator(".right", has_text="Original").wait_for()
     assert viewer.locator(".left").inner_text() == "Step 10"
+
+
+def test_a_sample_that_is_deleted_while_the_page_is_open_leaves_a_sentence(visit, served):
+    """In the strips of the panel and of Try it, in the table of a run's page, and in the dialog over all of them."""
+    folder = run_with_samples(served[1], "deleted-1")
+    visitor = visit()
+    page = visitor.page
+    page.locator(".live .sample img").nth(3).wait_for()
+    (served[1] / "out" / "20_0.png").unlink()
+    page.locator(".live .sample").first.click()  # the newest of the first prompt
+    viewer = page.locator("dialog.viewer")
+    viewer.locator(".under + .gone").wait_for()
+    assert viewer.locator(".right").inner_text() == "Step 20"
+    assert not viewer.locator(".over + .gone").is_visible()  # the other one is there
+    page.keyboard.press("ArrowLeft")
+    viewer.locator(".under + .gone").wait_for(state="hidden")
+    page.keyboard.press("Escape")
+    for name in ("10_0.png", "10_1.png", "20_1.png"):
+        (served[1] / "out" / name).unlink()
+    fail = "list => list.forEach((image) => image.dispatchEvent(new Event('error')))"  # as the browser keeps some
+    page.locator(".live .sample img").evaluate_all(fail)
+    wait_for(lambda: page.locator(".live .strip .gone").count() == 4, 30)
+    assert page.locator(".live .sample").count() == 0
+    page.goto(f"{page.url.split('#')[0]}#runs/{folder.name}")
+    page.locator(".run-page, .run-body").first.wait_for()
+    assert page.locator(".gallery .shot").count() == 0
+    visitor.complaints.clear()  # a browser writes what is gone into its console
