@@ -79,7 +79,7 @@ def test_a_filled_form_is_a_command(tool, values, expected):
         ("merge", {"loras": "a.safetensors=nan", "out": "o"}, "finite"),
         ("merge", {"loras": "secret", "out": "o"}, "LoRA files: secret is outside"),
         ("verify", {"lora": "a", "in_place": True}, "has no such field"),
-        ("format", {}, "is not there"),
+        ("format", {}, "does not exist"),
     ],
 )
 def test_mistakes_are_sentences(tool, values, says):
