@@ -95,7 +95,7 @@ def _import_command(path: Path, configs: Configs, script: str, may_read: MayRead
 
 
 def _unread_config(name: object) -> Problem:
-    template = "the command names the settings in {path}, which cannot be read from here: import that one instead"
+    template = "the command takes its settings from {path}, which cannot be read from here: import that file instead"
     return Problem("", template, path=str(name))
 
 

@@ -282,7 +282,7 @@ class Hub:
 
     huggingface_repo_id: str | None = opt(None, "The repository to upload to, as owner/name.", label="Repository")
     huggingface_repo_type: str | None = opt(
-        None, "What it is: model, dataset or space.", label="Repository type", advanced=True
+        None, "The kind of repository: model, dataset or space.", label="Repository type", advanced=True
     )
     huggingface_path_in_repo: str | None = opt(
         None, "The folder inside the repository. Empty: its top level.", label="Path in repository"

@@ -47,7 +47,7 @@ class Flux2Model(sections.Model):
     )
     model_version: Literal["klein-base-4b", "klein-base-9b", "klein-4b", "klein-9b", "dev"] | None = opt(
         None,
-        "Kleins without base are distilled. Not set: read from the file, kleins as base models.",
+        "Kleins not named base are distilled. Not set: read from the file; kleins count as base.",
         words={
             "klein-base-4b": "FLUX.2 klein base 4B",
             "klein-base-9b": "FLUX.2 klein base 9B",
