@@ -331,12 +331,15 @@ def test_the_page_of_words_has_all_entries_and_nothing_active(api, monkeypatch, 
         "<th>word</th>",
         "<td>learning rate</td>",
         "<td>学習率</td>",
-        "<b>LoRA</b>",
+        "<strong>LoRA</strong>",
         "<code>network_dim</code>",
     ):
         assert words in page
     assert "**" not in page and "](" not in page and "<td>---" not in page
-    (tmp_path / "words.md").write_text("# <script>\n\n| a | <img onerror=x> |\n|---|---|\n\n- [x](javascript:y)\n")
+    (tmp_path / "words.md").write_text(
+        "# <script>\n\n| a | <img onerror=x> |\n|---|---|\n\n- [x](javascript:y) ![z](z.png)\n"
+    )
     monkeypatch.setattr(words_page, "WORDS", tmp_path / "words.md")
     page = api.get("/api/v1/words").text
     assert not any(part in page for part in ("<script", "<img", "javascript:", "href"))
+    assert "&lt;script" in page
