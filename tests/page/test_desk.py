@@ -293,7 +293,7 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     assert visitor.page.locator("#lora-train_data_dir").input_value() == str(demo.images)
     visitor.fill(caption_extension=".caption")
     visitor.click("Train")  # it asks before it ignores captions
-    visitor.until("It has not started: no image has a caption")
+    visitor.until("It has not started: caption files are not read")
     assert 'set Caption extension = ".txt" to use them' in visitor.said() and reader.runs() == []
     visitor.click("Check")
     visitor.until("No problems found")

@@ -330,7 +330,7 @@ def test_kohya_sample_waits_until_no_training_has_the_device(given, monkeypatch,
         assert told == ["waiting for zorb"] * 3
         assert own == ("0",) and gpu_slots.held_devices() == {"0"}
         assert "0" not in gpu_slots.free_devices([])
-        with pytest.raises(ConfigError, match="or making a cache"):  # so no training gets it meanwhile
+        with pytest.raises(ConfigError, match="or caching"):  # so no training gets it meanwhile
             start.begin_job(start.TrainingJob("x", "x", "x", str(tmp_path / "o"), ""))
     assert gpu_slots.held_devices() == set()
     other = {**process.identity(), "process_start": 1.0, "since_boot": 1.0}

@@ -6,6 +6,7 @@ at once, where a GPU would make it wait. Copies to the device must not block eit
 
 import contextlib
 import traceback
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -123,6 +124,7 @@ def blocked_by(demo, squares, tmp_path, monkeypatch, meta_as_cpu):
             method.train()
             compute_loss = LossFunction(family, components, method, config, world, generators, log)
             precompiler = Precompiler(config, world, journal, prepared.plan, clock)
+            precompiler._passes = SimpleNamespace(recorder=None)  # `prepare` would run passes of its own
             step_log = StepLog(config, clock, world, journal, precompiler)
             stepper = Stepper(
                 batches, clock, generators, world, ControlRequests(), config.steps.gradient_accumulation_steps
