@@ -1,21 +1,21 @@
-// The licence of a model: some may be downloaded only by those who have accepted it, with a token of theirs.
+// The licence of a model: some can be downloaded only with the token of a user who has accepted it.
 import { make, makeButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 
 /**
  * @typedef {{ files: { what: string, size: number, left: number, path: string }[], closed: string[], free: number,
- *   token: boolean }} Plan `closed`: the repositories whose licence is to be accepted; `token`: whether one is stored
+ *   token: boolean }} Plan `closed`: repositories whose licence is not accepted; `token`: whether one is stored
  */
 
 /** @param {string} href */
 export const link = (href) => make("a", { href, target: "_blank", rel: "noopener" }, href);
 
-/** The steps to accept it, in the dialog for base models. */
+/** The steps to accept a licence, in the dialog for base models. */
 export class Licence {
   element = make("div", { className: "gate", hidden: true });
   token = make("input", { id: "models-token", type: "password", autocomplete: "new-password", spellcheck: false });
 
-  /** @param {() => unknown} keep called to store the token, and to look again */
+  /** @param {() => unknown} keep stores the token and checks again */
   constructor(keep) {
     this.keep = keep;
   }
@@ -45,7 +45,7 @@ export class Licence {
   }
 
   /**
-   * Store the token that was pasted. Returns a sentence about it, "" without one.
+   * Store the pasted token. Returns a sentence about it, "" if there is none.
    * @returns {Promise<string>}
    */
   async storeToken() {
