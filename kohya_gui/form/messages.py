@@ -150,7 +150,7 @@ def _findings_list(lines: Sequence[str]) -> str:
 
 
 def without_captions(problem: Problem, again: str, values: Mapping[str, bool | str]) -> str:
-    """Return the warning that no image has a caption, before a training is started or queued.
+    """Return the warning that captions are missing or not read, before a training is started or queued.
 
     `again` is the pressed button; `values` are the settings that would read the captions.
     """

@@ -1,5 +1,5 @@
-// One sample over the whole screen, alone or with another one of its prompt over it: for the samples of a run's page,
-// of the panel and of the tab Try it.
+// One sample on the whole screen, alone or compared with another one of its prompt: on a run's page, in the panel and
+// in the tab Try it.
 import { say } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
 import { fillSelect, find, hit, make, makeButton } from "../server/elements.js";
@@ -9,11 +9,11 @@ import { fillSelect, find, hit, make, makeButton } from "../server/elements.js";
 
 /** @type {HTMLDialogElement | undefined} */
 let dialog;
-/** @type {() => Row[]} what can be shown; more may come while the dialog is open */
+/** @type {() => Row[]} the samples to choose from; more may come while the dialog is open */
 let rows = () => [];
 let row = 0, place = 0; // of the sample that is shown
 let beside = -1; // index of the sample overlaid from the left, -1 without one
-/** @type {number | null} the position that the user compares with, also after the dialog was closed */
+/** @type {number | null} the position chosen for comparison, kept after the dialog is closed */
 let chosen = null;
 let border = 50; // right edge of the overlaid sample, in percent of the width
 let giveFocus = () => {};
@@ -21,8 +21,8 @@ let giveFocus = () => {};
 /**
  * @param {() => Row[]} sources
  * @param {string} address of the sample to show
- * @param {boolean} [isCompared] whether to compare it at once, with the one before
- * @param {() => void} [refocus] called when the dialog is closed and what had the focus is gone
+ * @param {boolean} [isCompared] whether to compare it with the one before at once
+ * @param {() => void} [refocus] called on closing if the element that had the focus is gone
  */
 export function openViewer(sources, address, isCompared = false, refocus = () => {}) {
   const isIt = (/** @type {Shot} */ shot) => shot.address === address;

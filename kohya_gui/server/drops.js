@@ -33,7 +33,7 @@ function tell(text) {
 }
 
 /**
- * Refuse files that are dropped while a window is open: what takes them is behind it, and so is its answer.
+ * Refuse files dropped while a window is open: they would go to the page behind it, whose answer is hidden.
  * @param {Element} dialog
  */
 function refuse(dialog) {

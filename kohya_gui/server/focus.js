@@ -1,4 +1,4 @@
-// The focus of the keyboard: browsers take it from a button that is disabled, such as while its request is answered.
+// Keyboard focus: browsers take it from a button that is disabled, such as while its request is pending.
 
 /** @type {HTMLButtonElement | null} */
 let left = null; // the disabled button that had the focus

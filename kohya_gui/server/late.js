@@ -11,8 +11,8 @@ export function noteSubject(subject) {
 }
 
 /**
- * A function that begins a request, and returns one that says whether no other has begun since. Without a request it
- * puts those on their way out of date.
+ * Count requests, of which only the newest matters. The returned function begins a request, and returns a check of
+ * whether it is still the newest. Called without a request, it makes the answers to all pending ones out of date.
  */
 export function countRequests() {
   let newest = 0;
@@ -23,8 +23,8 @@ export function countRequests() {
 }
 
 /**
- * The same for answers that are all wanted, in order: those of a poll, which a slow server gives when the next is on
- * its way. The returned function takes an answer; it is false if that of a later request was taken before.
+ * Like `countRequests`, for a poll, whose answers count as long as they arrive in order. The check takes an answer; it
+ * returns false if a later request's answer was taken before.
  */
 export function keepOrder() {
   let begun = 0, taken = 0;
