@@ -139,7 +139,7 @@ def languages(visitor):
     page = visitor.page
     for name in ("zh", "ja"):
         yield None, lambda name=name: page.locator("select.language").select_option(name)
-    yield "**/own/words", lambda: page.locator("html").get_attribute("lang") + page.locator("#rooms").inner_text()
+    yield "**/own/words", lambda: page.locator("html").get_attribute("lang") + page.locator("#top").inner_text()
 
 
 def sheets(visitor):
