@@ -322,7 +322,7 @@ def recipes() -> list[str]:
         for recipe in recipe_files.of_family(family)[0]:
             named = PURPOSES.get(recipe.purpose, "any")
             ranks = sorted({rank for path in _presets() if (rank := _rank(path, recipe))})
-            size = f"{ranks[0]} / {recipe.options['network_alpha']:g}" if ranks else "-"
+            size = f"{recipe.rank or ranks[0]} / {recipe.options['network_alpha']:g}" if ranks else "-"
             least, most = recipe.images
             lines.append(
                 f"| {title} {METHODS[recipe.kind]} | {named} | {least} to {most:,} | {recipe.steps_per_image} times "

@@ -132,7 +132,8 @@ def _moving_seconds(config: RunConfig, model: ModelStats, step: float) -> float:
     # Weights are copied in for the forward and the backward pass; trained ones, or their gradients, are also copied
     # back. Modulation is copied for the forward pass only.
     modulation = _offloaded_modulation(config, model)
-    moving = {"blocks_to_swap": 0, **({"offload_modulation": False} if modulation else {})}
+    moving = {"blocks_to_swap": 0, "fp8_transposed_weights": False}
+    moving |= {"offload_modulation": False} if modulation else {}
     swapped = _weight_memory(replace_options(config, **moving), model) - _weight_memory(config, model) - modulation
     copied = swapped * (2 if config.adapters else 3) + modulation
     return max(step + (swapped + modulation / 2) * SWAP, copied / LINK)
@@ -235,7 +236,17 @@ def _weight_memory(config: RunConfig, model: ModelStats) -> float:
     convolutions = sum(block.parameters for block in model.blocks if block.is_convolution)
     resident = sum(swappable) - swapped_out + min(slots, swapped_out)
     modulation = swapping.SLOTS * max((block.modulation for block in model.blocks), default=0) * offloads
-    return (resident + modulation) * in_blocks + convolutions * of_convolution + model.outside * bytes_per_weight
+    of_blocks = (resident + modulation) * in_blocks + convolutions * of_convolution
+    return of_blocks + _transposed_memory(config, model) + model.outside * bytes_per_weight
+
+
+def _transposed_memory(config: RunConfig, model: ModelStats) -> float:
+    """Return the bytes of fp8 weights that are stored transposed as well."""
+    precision = config.precision
+    multiplies = config.adapters and precision.fp8_denoiser and precision.fp8_compute
+    if not (multiplies and precision.fp8_transposed_weights) or config.memory.blocks_to_swap:
+        return 0
+    return sum(block.parameters - block.modulation for block in model.blocks if not block.is_convolution)
 
 
 def _offloaded_modulation(config: RunConfig, model: ModelStats) -> float:

@@ -30,6 +30,7 @@ LEFT_OUT = (
     "cpu_offload_checkpointing",
     "checkpoint_keep_attention",
     "fp8_compute",
+    "fp8_transposed_weights",
     "int8_compute",
     "resume",
     "network_weights",

@@ -224,6 +224,8 @@ SHARED: tuple[Rule, ...] = (
 
 ADAPTER_RULES: tuple[Rule, ...] = (
     ("int8_rotation", lambda c: c.precision.int8_compute or c.precision.auto_compute, "int8_compute is off"),
+    ("fp8_transposed_weights", lambda c: c.precision.fp8_compute or c.precision.auto_compute, "fp8_compute is off"),
+    ("fp8_transposed_weights", lambda c: not c.memory.blocks_to_swap, "blocks_to_swap saves memory"),
     ("fused_backward_pass", lambda c: False, "adapters have few gradients to save"),
 )
 
@@ -254,7 +256,7 @@ ADAPTERS: tuple[Rule, ...] = (
 
 WHOLE_MODEL_RULES: tuple[Rule, ...] = (
     (
-        "fp8_base int8_base fp8_compute int8_compute int8_rotation auto_compute",
+        "fp8_base int8_base fp8_compute fp8_transposed_weights int8_compute int8_rotation auto_compute",
         lambda c: False,
         "the whole model is trained, which needs more than 8 bits",
     ),

@@ -204,6 +204,8 @@ def _is_possible(config: RunConfig, changes: Overrides) -> bool:
 
 
 def _saving_memory(config: RunConfig) -> Iterator[Overrides]:
+    if config.precision.fp8_transposed_weights:
+        yield {"fp8_transposed_weights": False}
     if config.compile.keeps_by_budget and config.compile.compile_activation_budget:
         yield {"compile_activation_budget": 0.0}
     elif not config.memory.checkpointing:
@@ -234,14 +236,15 @@ def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def advise_change(name: str, value: Any) -> Message:
+        # A share of 1 is the default, and none of less memory.
+        if value is False or (name == "compile_activation_budget" and value == 1):
+            return Message("leave {name} out", name=option_name(name))
         if isinstance(value, bool | str):
             option_text = option_name(name)
             option_text = (
                 option_text if isinstance(value, bool) else Message("{option} {value}", option=option_text, value=value)
             )
             return Message("use {name}", name=option_text)
-        if name == "compile_activation_budget" and value == 1:  # the default, and no share of less memory
-            return Message("leave {name} out", name=option_name(name))
         current = schema.option_values(config).get(name)
         template = "set {name}" if not current else "lower {name}" if value < current else "raise {name}"
         return Message(template, name=option_name(name))

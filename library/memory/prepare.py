@@ -105,9 +105,10 @@ def _place_weights(preparation: _Preparation) -> None:
     config, denoiser = preparation.config, preparation.denoiser
     number = config.memory.blocks_to_swap or 0
     to_swap = swapping.choose_blocks(denoiser, preparation.family.swap_plan(number) if number else {})
-    plan = offloaded_modulation(preparation.family, config)
-    layers = [layer for block in denoiser.modules() for layer in modulation_layers(block, plan)]
-    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, [*to_swap, *layers])
+    plan, modulation = offloaded_modulation(preparation.family, config), all_modulation(preparation.family)
+    of_one_row = [layer for block in denoiser.modules() for layer in modulation_layers(block, modulation)]
+    waiting = [*to_swap, *(of_one_row if plan else ())]
+    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, waiting, of_one_row)
     for layer in denoiser.modules():
         restore_layer(layer, fp8_storage.compute_type(config))  # weights kept in their file's format are stored already
     # Trained blocks that are swapped can be stepped on the device only within the backward pass, while they are there.
@@ -233,8 +234,12 @@ def _record_graphs(denoiser: nn.Module, config: Any, device: torch.device, plan:
 
 def offloaded_modulation(family: Family, config: RunConfig) -> Mapping[str, BlockModulation]:
     """Return the modulation layers that wait in host memory, by class of block."""
-    is_wanted = config.memory.moves_modulation(config)
-    return family.modulation if is_wanted and isinstance(family, HasModulation) else {}
+    return all_modulation(family) if config.memory.moves_modulation(config) else {}
+
+
+def all_modulation(family: Family) -> Mapping[str, BlockModulation]:
+    """Return a family's modulation layers by class of block."""
+    return family.modulation if isinstance(family, HasModulation) else {}
 
 
 def is_sharded(config: RunConfig) -> bool:

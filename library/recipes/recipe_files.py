@@ -40,6 +40,7 @@ class Recipe:
     least_steps: int
     most_steps: int
     options: JsonMapping
+    rank: int = 0  # that `network_alpha` is for; other ranks get an alpha in proportion
     when: Condition = field(default_factory=_empty)  # it is for models with these values of options alone
     unless: Condition = field(default_factory=_empty)  # and not for those with these
 
@@ -98,6 +99,7 @@ def fitting_recipes(config: RunConfig) -> list[Recipe]:
     for model in models:
         if model.kind == config.kind and _condition_holds(model.when, values):
             fitting = [_with_model(recipe, model) for recipe in fitting]
+    fitting = [_with_rank(recipe, int(values.get("network_dim") or 0)) for recipe in fitting]
     return sorted(fitting, key=lambda recipe: [*PURPOSES, ""].index(recipe.purpose))
 
 
@@ -107,6 +109,15 @@ def _with_model(recipe: Recipe, model: ModelRecipe) -> Recipe:
     options["max_train_steps"] = max(int(options["max_train_steps"]), model.least_steps)
     least, most = max(recipe.least_steps, model.least_steps), max(recipe.most_steps, model.most_steps)
     return replace(recipe, least_steps=least, most_steps=most, options=options)
+
+
+def _with_rank(recipe: Recipe, rank: int) -> Recipe:
+    """Return a recipe with the alpha for this rank, so that the adapter keeps its strength."""
+    if not (recipe.rank and rank):
+        return recipe
+    return replace(
+        recipe, options={**recipe.options, "network_alpha": recipe.options["network_alpha"] * rank / recipe.rank}
+    )
 
 
 def choose_recipe(config: RunConfig, purpose: str = "") -> Recipe | None:

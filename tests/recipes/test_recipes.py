@@ -44,6 +44,13 @@ def test_every_recipe_that_fits_goes_together_with_every_preset(preset):
 MEASURED = ("network_dim", "train_batch_size", "resolution")  # what decides about the figures of a preset
 
 
+@pytest.mark.parametrize(("rank", "alpha"), [(16, 16.0), (32, 32.0), (64, 64.0)])
+def test_alpha_follows_the_rank_where_a_recipe_names_its_own(rank, alpha):
+    preset = next(preset for preset in PRESETS if preset.id == "krea_2/lora-12gb")
+    recipes = recipe_files.fitting_recipes(config_of(preset, network_dim=rank))
+    assert {recipe.options["network_alpha"] for recipe in recipes} == {alpha}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_recipes_that_change_nothing_that_was_measured(family):
     recipes, models = recipe_files.of_family(family)

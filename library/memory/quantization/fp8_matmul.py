@@ -7,6 +7,8 @@ scaling is done by PyTorch's `_scaled_mm`; the rest is arithmetic that a compile
 With W = s * Q (s [out, 1], Q in 8 bits) the output is x W^T = (x Q^T) * s^T, and the gradient g W = (g * s^T) Q: the
 weight's scale is multiplied into g before that is rounded, since hardware can only scale dimensions that are not
 summed.
+
+The backward product reads the weight transposed. It is transposed in each step, or kept so as well.
 """
 
 from typing import Any
@@ -60,6 +62,11 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
     layer.__class__ = with_forward(type(layer), _forward_fp8)
 
 
+def keep_transposed(layer: nn.Linear) -> None:
+    """Store the weight of a layer that multiplies in fp8 a second time, transposed, for the backward pass."""
+    layer.register_buffer("transposed_weight", layer.weight.data.t().contiguous(), persistent=False)
+
+
 def quantize_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows [..., n] to 8 bits; return them and the float32 scale of each row [..., 1] that restores it."""
     scale = rows.abs().amax(-1, keepdim=True).float().clamp(min=MIN_SCALE) / FP8_MAX
@@ -74,7 +81,8 @@ def _forward_fp8(layer: Any, x: Tensor) -> Tensor:
         weight = layer.weight.to(torch.bfloat16) * layer.weight_scale[:, None].to(torch.bfloat16)
         return F.linear(x.to(torch.bfloat16), weight, _bias(layer))
     rows = x.to(torch.bfloat16).flatten(0, -2)
-    output = _Product.apply(rows, layer.weight, layer.weight_scale).unflatten(0, x.shape[:-1])
+    transposed = getattr(layer, "transposed_weight", None)
+    output = _Product.apply(rows, layer.weight, layer.weight_scale, transposed).unflatten(0, x.shape[:-1])
     return output if layer.bias is None else output + _bias(layer)
 
 
@@ -83,25 +91,23 @@ def _bias(layer: Any) -> Tensor | None:
 
 
 class _Product(torch.autograd.Function):
-    """[rows, in] -> [rows, out], with a gradient for the input only."""
+    """[rows, in] -> [rows, out], with a gradient for the input only; `transposed` is the weight [in, out] or None."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, scale)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, transposed: Tensor | None) -> Tensor:
+        ctx.is_transposed = transposed is not None
+        ctx.save_for_backward(weight if transposed is None else transposed, scale)
         quantized, rows = quantize_rows_fp8(x)
         return _multiplied(quantized, weight.t(), rows, scale[None])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         weight, scale = ctx.saved_tensors
         quantized, rows = quantize_rows_fp8(gradients[0].float() * scale)
         # The hardware sums along contiguous rows, here those of the transposed weight.
-        transposed = weight.t().contiguous().t()
-        return (
-            _multiplied(quantized, transposed, rows, torch.ones_like(transposed[:1], dtype=torch.float32)),
-            None,
-            None,
-        )
+        columns = weight.t() if ctx.is_transposed else weight.t().contiguous().t()
+        ones = torch.ones_like(columns[:1], dtype=torch.float32)
+        return _multiplied(quantized, columns, rows, ones), None, None, None
 
 
 def _multiplied(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -40,14 +40,19 @@ def storage_type(config: RunConfig) -> torch.dtype:
 
 
 def store_blocks(
-    blocks: Iterable[Sequence[nn.Module]], config: RunConfig, device: torch.device, waiting: Collection[nn.Module] = ()
+    blocks: Iterable[Sequence[nn.Module]],
+    config: RunConfig,
+    device: torch.device,
+    waiting: Collection[nn.Module] = (),
+    of_one_row: Collection[nn.Module] = (),
 ) -> None:
     """Store the frozen matrices of the blocks in 8 bits with `fp8_base` (a plain cast, as elsewhere in the ecosystem).
 
     Matrices are rounded on `device` one at a time and stay there, except for blocks and layers that are `waiting`. With
     `fp8_compute` linear layers also multiply in 8 bits, if the device can. `int8_base` and `int8_compute` do the same
     with integers, and `base_bits = 4` stores linear layers in 4 bits, convolutions in int8. Norms, biases, embeddings
-    and everything outside the blocks keep their dtype.
+    and everything outside the blocks keep their dtype. With `fp8_transposed_weights`, weights are stored transposed as
+    well, except in layers `of_one_row`, whose products are not in fp8.
     """
     precision, waiting_modules = config.precision, {*waiting}
     if not config.adapters:
@@ -57,6 +62,10 @@ def store_blocks(
     for block in itertools.chain.from_iterable(blocks):
         if precision.fp8_denoiser:
             _store(block, device, device if multiplies_fp8 else None, waiting_modules)
+            if multiplies_fp8 and precision.fp8_transposed_weights and not config.memory.blocks_to_swap:
+                for layer in {*filter(multiplies_in_8_bits, block.modules())} - {*of_one_row}:
+                    if layer.weight.dtype == FP8_DTYPE:
+                        fp8_matmul.keep_transposed(layer)
         elif precision.int8_base or precision.nf4_denoiser:
             for layer in frozen_layers(block):
                 if not {block, layer} & waiting_modules:

@@ -57,7 +57,15 @@ MEASURED = (
 )
 # Options of other sections that say only where to start or how data is read, or that the comparison of the data covers.
 INDIFFERENT_OPTIONS = (
-    *("resume", "resume_from_huggingface", "initial_epoch", "initial_step", "skip_until_initial_step", "seed"),
+    *(
+        "fp8_transposed_weights",
+        "resume",
+        "resume_from_huggingface",
+        "initial_epoch",
+        "initial_step",
+        "skip_until_initial_step",
+        "seed",
+    ),
     *("max_data_loader_n_workers", "persistent_data_loader_workers", "cache_info", "debug_dataset", "dataset_class"),
     *("tokenizer_cache_dir", "disable_mmap_load_safetensors", "clip_skip", "training_comment", "no_metadata"),
     *("max_train_steps", "max_train_epochs", "network_weights", "dim_from_weights", "weights", "init_word"),
