@@ -253,7 +253,7 @@ class _LimitedLoader(yaml.SafeLoader):
             if not isinstance(node, yaml.ScalarNode):
                 raise
             where = f"line {node.start_mark.line + 1}: {node.value[:LONGEST_NUMBER]!r}"
-            error = f"{where} is no {node.tag.rpartition(':')[2][:LONGEST_NUMBER]}"
+            error = f"{where} is not valid as {node.tag.rpartition(':')[2][:LONGEST_NUMBER]}"
             raise ConfigError("{path} is not valid YAML: {error}", path=self.path, error=error) from None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
