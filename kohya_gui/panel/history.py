@@ -1,6 +1,7 @@
 """The history of a run: saved files and their checks, warnings, the compiler's log."""
 
 import html
+import os
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlencode
 
@@ -112,9 +113,9 @@ def saved(run: RecordedRun, event: JsonObject) -> str:
         return ""
     size, path = event.get("bytes"), path_in_run(run, name)
     if not isinstance(size, int | float):
-        size = path.stat().st_size if path.is_file() else 0
+        size = path.stat().st_size if os.path.isfile(path) else 0
     line = html.escape(path.name)
-    if path.suffix in paths.WEIGHTS and path.is_file():
+    if path.suffix in paths.WEIGHTS and os.path.isfile(path):
         address = html.escape("own/run-file?" + urlencode({"run": run.id, "file": path.name}))
         line = f'<a href="{address}" download="{line}" title="Save this file">{line}</a>'
     line += f" <small>({_format_bytes(size)})</small>" if size else ""

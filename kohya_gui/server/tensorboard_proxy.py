@@ -167,7 +167,7 @@ def curve_folders() -> list[Path]:
         config = run.facts.get("config") or {}
         logging_dir = (layout.facts_section(run.facts, "log") or config).get("logging_dir")
         # A comma would end the folder's name in TensorBoard's list.
-        if isinstance(logging_dir, str) and logging_dir and "," not in logging_dir and Path(logging_dir).is_dir():
+        if isinstance(logging_dir, str) and logging_dir and "," not in logging_dir and os.path.isdir(logging_dir):
             folders[Path(os.path.expanduser(logging_dir)).resolve()] = None
     return sorted(folders)
 

@@ -241,6 +241,21 @@ class _LimitedLoader(yaml.SafeLoader):
             raise _too_long(self.path, len(node.value))  # before it is computed
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (
+            LookupError,
+            AttributeError,
+            ValueError,
+            OverflowError,
+        ):  # of "!!bool x", which the package takes as said
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            where = f"line {node.start_mark.line + 1}: {node.value[:LONGEST_NUMBER]!r}"
+            error = f"{where} is not valid as {node.tag.rpartition(':')[2][:LONGEST_NUMBER]}"
+            raise ConfigError("{path} is not valid YAML: {error}", path=self.path, error=error) from None
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         once(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), self.path)

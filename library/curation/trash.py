@@ -25,7 +25,7 @@ from library.config.places import real_place
 from library.config.problems import ConfigError, Message, Report
 from library.data.threads import spread
 from library.files import clean_up, clear_errors, move, need_space, remove, write_atomic
-from library.runs import process
+from library.runs import layout, process
 
 FOLDER, ABOUT, JOURNAL, KEPT_FILES_FOLDER = ".trash", "operation.json", "journal.jsonl", "files"
 OPEN, DONE, UNDONE = "open", "done", "undone"
@@ -225,7 +225,8 @@ def _past_changes(root: Path) -> Iterator[PastChange]:
     for day in sorted(_folders_below(_trash(root)), reverse=True):
         for folder in sorted(_folders_below(day), reverse=True):
             if facts := _read_change_facts(folder):
-                count = facts.get("count") or sum(1 for _ in _journal_lines(folder))
+                count = facts.get("count") if isinstance(facts.get("count"), int) else 0
+                count = count or sum(1 for _ in _journal_lines(folder))
                 yield PastChange(folder, str(facts.get("title")), float(facts["when"]), str(facts.get("state")), count)
 
 
@@ -238,10 +239,10 @@ def _folders_below(place: Path) -> list[Path]:
 
 def _read_change_facts(folder: Path) -> JsonObject:
     try:
-        facts = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        return facts if isinstance(facts, dict) and isinstance(facts.get("when"), int | float) else {}
+        facts = layout.parse_facts((folder / ABOUT).read_bytes())
     except (OSError, ValueError):
         return {}
+    return facts if layout.finite_number(facts.get("when")) is not None else {}
 
 
 def _journal_lines(folder: Path) -> Iterator[JsonObject]:
@@ -252,11 +253,10 @@ def _journal_lines(folder: Path) -> Iterator[JsonObject]:
         return
     for line in text.splitlines():
         try:
-            step = json.loads(line)
+            if step := layout.parse_facts(line):
+                yield step
         except ValueError:
             return
-        if isinstance(step, dict):
-            yield step
 
 
 # ---- undoing
@@ -291,6 +291,8 @@ def _undo_step(root: Path, folder: Path, line: JsonObject) -> bool | None:
 
 def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | None:
     before, now = line.get("before"), _read_text_of(path)
+    if not (before is None or isinstance(before, str)):
+        return None
     if now == before:
         return False
     if now != line.get("after"):
@@ -298,7 +300,7 @@ def _unwrite(root: Path, folder: Path, path: Path, line: JsonObject) -> bool | N
     if before is None:
         remove(path)  # its content is in the journal
     else:
-        write_atomic(path, str(before).encode("utf-8", "surrogateescape"))
+        write_atomic(path, before.encode("utf-8", "surrogateescape"))
     return True
 
 
@@ -363,7 +365,7 @@ def _remove_temporary_files(root: Path, lines: Iterable[JsonMapping]) -> None:
 def _validated_path(root: Path, name: Any) -> Path:
     """Return a path of a journal after checks: a data folder from elsewhere may contain a malicious journal."""
     pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath("/")
-    foreign = os.name == "nt" and any(sign in str(name) for sign in "\\:")
+    foreign = "\0" in str(name) or os.name == "nt" and any(sign in str(name) for sign in "\\:")
     if pure.is_absolute() or ".." in pure.parts or foreign or not pure.parts:
         raise ConfigError("{name} is not a path inside {root}", name=name, root=root)
     return root / pure

@@ -17,6 +17,7 @@ from typing import Any
 
 from library.config import problems, stored_messages
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.values import LONGEST_PATH
 from library.files import PAUSES_OF_READERS, json_text, patiently, write_atomic
 
 RUN, PROGRESS, LOG, TOML = "run.json", "progress.jsonl", "log.txt", "run.toml"
@@ -41,6 +42,9 @@ FACT_TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("devices", "lost_seconds"), (list,)),
 }
 MAX_FACT = 2**53  # maximum numeric fact
+MAX_DIGITS = 20  # of a whole number; seeds have up to 20
+MAX_NESTING = 50  # of lists and tables
+PLACES = ("folder", "output_dir")  # facts that are paths
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
 LATEST_OF_STEP = ("t", "loss", "avr_loss", "s_it", "eta")  # numbers of the newest step that the record repeats
@@ -61,7 +65,7 @@ def is_run_id(text: Any) -> bool:
 def stop_asked(folder: Path) -> str:
     """Return the stop requested for this run: one of STOPS, "" for none."""
     try:
-        request = (folder / STOP).read_text(encoding="utf-8").strip()
+        request = (folder / STOP).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
     return request if request in STOPS[1:] else "after_step"
@@ -77,7 +81,7 @@ def load_facts(path: Path) -> JsonObject:
     """
     try:
         facts = parse_facts(patiently(partial(path.read_text, encoding="utf-8"), PAUSES_OF_READERS))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
     renamed = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
     return {name: value for name, value in renamed.items() if _is_sound_fact(name, value)}
@@ -107,6 +111,8 @@ def _is_sound_fact(name: str, value: Any) -> bool:
     # A bool is also an int.
     if not isinstance(value, FACT_TYPES[name]) or isinstance(value, bool) and bool not in FACT_TYPES[name]:
         return False
+    if name in PLACES and ("\0" in value or len(value) > LONGEST_PATH):  # which calls of the system raise for
+        return False
     return not isinstance(value, int | float) or abs(value) <= MAX_FACT  # neither NaN nor infinite
 
 
@@ -134,15 +140,38 @@ def store(path: Path, values: JsonMapping) -> None:
 
 
 def parse_facts(text: str | bytes) -> JsonObject:
-    """Parse what `dump` wrote, with its messages; empty if it is no object. Raises ValueError."""
-    facts = json.loads(text)
+    """Parse what `dump` wrote, with its messages; empty if it is no object. Raises ValueError.
+
+    A number beyond what a float holds becomes None, as arithmetic with it would raise.
+    """
+    try:
+        facts = json.loads(text, parse_int=_whole_number, parse_float=_float_or_none, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(facts, dict):
         return {}
+    if _nests_deeper(facts, MAX_NESTING):
+        raise ValueError("nested too deeply")
     texts = facts.pop(TEXTS, None)
     try:
         return stored_messages.restored(facts, texts) if texts else facts
     except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
         return facts
+
+
+def _whole_number(digits: str) -> int | None:
+    return int(digits) if len(digits) <= MAX_DIGITS else None
+
+
+def _float_or_none(digits: str) -> float | None:
+    return number if math.isfinite(number := float(digits)) else None
+
+
+def _nests_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_nests_deeper(each, levels - 1) for each in inner if isinstance(each, dict | list))
 
 
 def dump(values: JsonMapping, indent: int | None = None) -> str:
@@ -176,6 +205,9 @@ def _finite_number(value: Any) -> Any:
 
 def finite_number(value: Any) -> float | None:
     """Return a number of a record; None for anything else, which an edited file may hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        return number if math.isfinite(number := float(value)) else None
+    except OverflowError:
+        return None

@@ -1,10 +1,10 @@
 """Find the run that another one resumes, and the step."""
 
-import json
-import tomllib
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject, as_float
+from library.config.outside_files import load_toml
+from library.config.problems import ConfigError
 from library.files import STATE_FACTS
 from library.runs import layout, registry
 
@@ -12,8 +12,8 @@ from library.runs import layout, registry
 def step_of(state: Path) -> int | None:
     """Return the step after which a state was saved; None if it is no state."""
     try:
-        step = json.loads((state / STATE_FACTS).read_text(encoding="utf-8"))["current_step"]
-    except (OSError, ValueError, KeyError, TypeError):
+        step = layout.parse_facts((state / STATE_FACTS).read_bytes()).get("current_step")
+    except (OSError, ValueError):
         return None
     return step if isinstance(step, int) else None
 
@@ -35,8 +35,8 @@ def _before_first(folder: Path) -> int | None:
     try:
         with (folder / layout.PROGRESS).open(encoding="utf-8") as lines:
             first = next((line for line in lines if '"kind": "step"' in line and line.endswith("\n")), "{}")
-        step = json.loads(first).get("step")
-    except (OSError, ValueError, AttributeError):
+        step = layout.parse_facts(first).get("step")
+    except (OSError, ValueError):
         return None
     return step - 1 if isinstance(step, int) else None
 
@@ -46,8 +46,8 @@ def _state(folder: Path, facts: JsonMapping) -> Path | None:
     config = facts.get("config")
     if not isinstance(config, dict):
         try:
-            config = tomllib.loads((folder / layout.TOML).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            config = load_toml(folder / layout.TOML)
+        except ConfigError:
             return None
     steps = config.get("steps")
     resume = (steps if isinstance(steps, dict) else config).get("resume")

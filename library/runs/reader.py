@@ -79,7 +79,7 @@ class ProcessFolder:
 
     @property
     def state(self) -> str:
-        return str(self.facts.get("state", "interrupted"))
+        return str(self.facts.get("state") or "interrupted")
 
     # A record alone cannot tell: a killed process leaves it unfinished.
     # Why: docs/decisions/2026-11-20-run-is-active-while-its-process-lives.md
@@ -136,7 +136,7 @@ def output_folder(run: RecordedRun) -> Path:
 def saved_files(run: RecordedRun, events: Iterable[JsonMapping]) -> list[Path]:
     """Return the files and states of a run's `saved` events that exist, each once."""
     paths = dict.fromkeys(path_in_run(run, event.get("file")) for event in events if event.get("file"))
-    return [path for path in paths if path.exists()]
+    return [path for path in paths if os.path.exists(path)]  # Path.exists raises for a name that is too long
 
 
 def active() -> RecordedRun | None:

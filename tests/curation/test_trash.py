@@ -1,5 +1,6 @@
 """No change can destroy an original: everything can be taken back, in any state of interruption."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -196,6 +197,37 @@ def test_a_journal_from_elsewhere_leads_nowhere(root, kind, name):
     start = tree(root)
     undo(root)
     assert secret.read_text() == "mine" and tree(root) == start
+
+
+ODD = ("null", "true", "-1", "1e999", "NaN", "1" + "0" * 400, '""', '"\\u0000"', "[]", "{}", "[" * 3000 + "]" * 3000)
+ODD_ABOUT = [
+    {"title": '"t"', "when": "1.0", "state": '"done"', "count": "1", key: odd}
+    for key in ("title", "when", "state", "count", "pid", "host", "boot", "process_start")
+    for odd in ODD
+]
+ODD_STEPS = [
+    {kind: odd, "to": odd, "before": odd, "after": odd, "sum": odd}
+    for kind in ("write", "move", "copy", "x")
+    for odd in ODD
+]
+ODD_STEPS += [{"write": '"10_cat/0.txt"', "before": odd, "after": '"cat, 0"'} for odd in ("true", "-1", "[]", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("about", "step"), [*((about, {}) for about in ODD_ABOUT), *(({}, step) for step in ODD_STEPS)]
+)
+def test_a_data_set_with_a_strange_trash_opens_and_undoes_nothing_else(root, about, step):
+    folder = root / ".trash" / "2026-01-01" / "000000-1-aa"
+    folder.mkdir(parents=True)
+    for file, values in (("operation.json", about or ODD_ABOUT[0] | {"title": '"t"'}), ("journal.jsonl", step)):
+        line = ", ".join(f'"{key}": {value}' for key, value in values.items())
+        (folder / file).write_text(f"{{{line}}}\n")
+    start = tree(root)
+    json.dumps([(past.title, past.when, past.state, past.count) for past in history(root)], allow_nan=False)
+    with contextlib.suppress(ConfigError):
+        trash.changed_texts(root, "2026-01-01/000000-1-aa")
+        undo(root)
+    assert tree(root) == start
 
 
 @pytest.mark.skipif(os.name == "nt", reason="symbolic links need rights on Windows")

@@ -32,6 +32,11 @@ HOSTILE = {
     "deeper.toml": ("a = " + "[" * 60 + "]" * 60, "levels deep"),
     "digits.toml": ("a = " + "1" * 5000, "a number of 5000 digits"),
     "hexadecimal.toml": ("a = 0x" + "1" * MANY, "digits"),
+    **{  # the word before the text says what it is, and it is nothing of the kind
+        f"{tag}-{at}.yaml": (f"{before}!!{tag} '{text}'\n", f"line 1: '{text}' is not valid as {tag}")
+        for tag, texts in {"int": ("", "-", "x"), "float": ("", "x"), "bool": ("", "x"), "timestamp": ("", "x")}.items()
+        for at, (text, before) in enumerate((text, before) for text in texts for before in ("a: ", "- ", "? "))
+    },
     "date.toml": ("a = 2026-13-45", "is not valid TOML"),
     "large.toml": ("#" * (outside_files.MAX_SETTINGS_BYTES + 1), "1,000,001 bytes"),
     "quotes.toml": ('"\\' * MANY, "is not valid TOML"),

@@ -160,7 +160,7 @@ def _step_of(path: Path) -> int | None:
 def _expects_checksums(folder: Path) -> bool:
     try:
         facts = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(facts, dict) and CHECKED in facts
 
