@@ -12,13 +12,13 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from library.config.command import quote_command
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.outside_files import load_json
 from library.config.problems import ConfigError, Message, Problem
@@ -66,7 +66,7 @@ def install_command(*modules: str, again: bool = False) -> str:
     names = [package_name(module) for module in modules]
     requirements = [f"{name}=={locked()[name]}" if name in locked() else name for name in names]
     command = [sys.executable, "-m", "pip", "install", *(["--force-reinstall", "--no-deps"] * again), *requirements]
-    return subprocess.list2cmdline(command) if os.name == "nt" else shlex.join(command)
+    return quote_command(command)
 
 
 def is_installed(module: str) -> bool:

@@ -1,5 +1,6 @@
 """The console command: what it says, what it returns, and what it does not load."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -242,3 +243,18 @@ def test_signs_that_a_console_cannot_show_are_printed_as_escapes(monkeypatch, tm
     assert main.main(["diff", str(file), str(file), "--script", "flux_train"]) == 0
     print(file.name)
     assert printed.getvalue().split()[-1] == b"\\u7d75.toml"
+
+
+@pytest.mark.parametrize("command", [["diff", "絵ü.toml", "絵ü.toml"], ["tools", "verify", "絵ü.safetensors"], ["絵ü"]])
+@pytest.mark.parametrize("chosen", ["", "cp1252"])
+def test_names_of_files_get_through_a_pipe_of_windows(monkeypatch, command, chosen):
+    """There Python's own choice is a code page that lacks most characters."""
+    monkeypatch.setattr(environment, "WINDOWS", True)
+    monkeypatch.setenv("PYTHONIOENCODING", chosen)
+    printed = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(printed, encoding="cp1252", write_through=True))
+    with contextlib.suppress(SystemExit):
+        assert main.main(command)
+    expected = "\\u7d75\xfc".encode("cp1252") if chosen else "絵ü".encode()
+    assert expected in printed.getvalue()

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,6 +127,12 @@ def test_results_of_earlier_demos_keep_their_names(tmp_path):
     (tmp_path / "runs" / "flux-lora-2-20260101-120000-abcd").mkdir(parents=True)
     assert free_demo_name(tmp_path, "flux-lora") == "flux-lora-3"
     assert free_demo_name(tmp_path, "flux") == "flux"
+
+
+def test_a_demo_in_the_root_of_a_drive_has_a_folder_there(tmp_path, monkeypatch):
+    root = Path(tmp_path.anchor)
+    monkeypatch.setattr(files, "_fits", lambda folder: folder.name == "demo-2")
+    assert files._free_demo_folder(root) == root / "demo-2"
 
 
 def test_the_command_that_trains_again_names_a_file_that_is_free(demo):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import overload
 
-from kohya_gui.server.hidden import has_hidden_part, is_hidden_name
+from kohya_gui.server.hidden import has_hidden_part, is_hidden_name, is_reserved_name
 from kohya_gui.server.json_api import ApiRequest, Handler
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
@@ -22,6 +22,7 @@ from library.runs import keys, layout, registry
 FILE_ENDING = re.compile(r"\.[a-z]\w{1,11}", re.I)  # the ending of a file; v1.5 is a folder
 MAX_STORED = 200  # stored folders
 CODE = "code:"  # prefix of a name of code to allow
+HIDDEN = "it is hidden: choose another folder, or start the page with --root FOLDER"
 ABSENT = "absent"  # the code of the problem that a folder does not exist
 DOTTED_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -206,12 +207,14 @@ def _forbidden(folder: Path) -> str:
     parts = folder.parts[1:]
     if not parts:
         return "the root of a disk cannot be allowed: choose a folder on it"
-    if any(map(is_hidden_name, parts)):
+    if any(map(is_reserved_name, parts)):
         return "it is hidden or reserved: choose another folder"
+    if any(map(is_hidden_name, parts)):
+        return HIDDEN
     home = _resolved(Path.home())
     # Other systems also hide public folders, such as that of mounted disks.
     if folder.is_relative_to(home) and has_hidden_part(home, folder.relative_to(home)):
-        return "it is hidden or reserved: choose another folder"
+        return HIDDEN
     if _folder_contains(folder, home):
         return "it holds your home folder: choose a folder in it"
     program_folders = [_resolved(folder) for folder in (registry.data_folder(), Path(sys.prefix))]

@@ -17,7 +17,12 @@ OF_WINDOWS = {"appdata", "application data", "local settings", "$recycle.bin", "
 def is_hidden_name(name: str) -> bool:
     """Return whether a name is hidden or reserved by itself."""
     of_windows = WINDOWS and name.casefold() in OF_WINDOWS
-    return name.startswith(".") or of_windows or bool(RESERVED.fullmatch(name)) or ":" in name
+    return name.startswith(".") or of_windows or is_reserved_name(name)
+
+
+def is_reserved_name(name: str) -> bool:
+    """Return whether Windows gives a name another meaning than a file's or folder's."""
+    return bool(RESERVED.fullmatch(name)) or ":" in name
 
 
 def is_marked_hidden(status: Any) -> bool:

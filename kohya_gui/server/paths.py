@@ -10,9 +10,10 @@ from typing import Any
 
 from kohya_gui.server import allowed_folders, named_paths
 from kohya_gui.server.allowed_folders import outside_roots
-from kohya_gui.server.hidden import has_hidden_part
+from kohya_gui.server.hidden import has_hidden_part, is_reserved_name
 from library.config import code_names, dataset
 from library.config.building import Reading, draft
+from library.config.command import quote_argument
 from library.config.hub_names import about_address
 from library.config.pasted import meant_on_drive, pasted_path, strip_pasted
 from library.config.problems import ConfigError, Message, Problem, either, raise_if_any
@@ -99,8 +100,18 @@ def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: b
     if any(name_length(part) > LONGEST_FILE_NAME for part in below.parts):
         raise ConfigError(Problem(what, ": a name in this path is longer than file systems allow"))
     if has_hidden_part(innermost, below):
-        raise ConfigError(Problem(what, ": {below} is hidden or reserved; choose another place", below=below))
+        raise ConfigError(_hidden_problem(what, path, below))
     return path
+
+
+def _hidden_problem(what: str, path: Path, below: Path) -> Problem:
+    """Return the problem of a hidden path, with the option to start the page with if its folder may be a root."""
+    # Some programs store models there, such as in AppData.
+    folder = allowed_folders.folder_to_allow(path)
+    if any(map(is_reserved_name, below.parts)) or has_hidden_part(folder, path.relative_to(folder)):
+        return Problem(what, ": {below} is hidden or reserved; choose another place", below=below)
+    template = ": {below} is hidden; choose another place, or start the page with --root {folder}"
+    return Problem(what, template, below=below, folder=quote_argument(str(folder)))
 
 
 def is_allowed(text: str, roots: Sequence[Path]) -> bool:

@@ -54,6 +54,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand. Returns the exit code: 0 success, 1 failure, 2 wrong usage."""
+    environment.print_any_text()
     with environment.reader_may_leave():
         return _run_command(sys.argv[1:] if argv is None else argv)
     return EXIT_DONE
@@ -70,7 +71,6 @@ def _run_command(argv: list[str]) -> int:
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         suggestion = f" Did you mean {close[0]}?" if close else ""
         return complain(f"there is no command called {argv[0]}.{suggestion} kohya --help lists all", EXIT_MISUSED)
-    environment.print_any_text()
     try:
         with without_collecting():
             entry = pkgutil.resolve_name(COMMANDS[argv[0]].entry)

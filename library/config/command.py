@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -21,6 +20,8 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = PROJECT_ROOT / "sd-scripts"
 MANY = 4096  # upper limit of processes, machines and threads
 EXTRA = "extra_accelerate_launch_args"
+# Words of these characters mean the same in cmd, in PowerShell and to programs.
+PLAIN_ON_WINDOWS = re.compile(r"[\w:\\./=+%~-]+")
 OTHER_SCRIPTS = ("-m", "-h", "--module", "--no_python", "--help")  # these would start something other than the training
 
 
@@ -173,7 +174,24 @@ def _launcher_flags() -> frozenset[str]:
 
 
 def quote_command(arguments: list[str]) -> str:
-    """Return the command as typed: quoted for this platform's shell."""
-    if sys.platform == "win32":
-        return subprocess.list2cmdline(arguments)
-    return shlex.join(arguments)
+    """Return the command as typed: quoted for this platform's shell, on Windows for cmd as well as PowerShell."""
+    if sys.platform != "win32":
+        return shlex.join(arguments)
+    quoted_arguments = [quote_argument(argument) for argument in arguments]
+    if quoted_arguments[0] == arguments[0]:
+        return " ".join(quoted_arguments)
+    # PowerShell prints a program in quotes instead of running it, and its operator for that, &, is an error in cmd.
+    plain = PLAIN_ON_WINDOWS.fullmatch
+    words = [word if plain(word) else "'{}'".format(word.replace("'", "''")) for word in arguments]
+    return 'powershell "& {}"'.format(" ".join(words))
+
+
+def quote_argument(argument: str) -> str:
+    """Return one argument of a command as typed."""
+    if sys.platform != "win32":
+        return shlex.quote(argument)
+    if PLAIN_ON_WINDOWS.fullmatch(argument):
+        return argument
+    # Programs read a backslash before a quote as its escape.
+    escaped = re.sub(r"(\\+)$", r"\1\1", re.sub(r'(\\*)"', r'\1\1\\"', argument))
+    return f'"{escaped}"'

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from library.config.problems import ConfigError
+from library.config.values import WINDOWS
 
 # Messages of libraries when memory allocation fails, each in its own error type.
 NO_MEMORY = (
@@ -53,10 +54,14 @@ PARENT = starting_process(is_redirected=os.name == "nt" and sys.prefix != sys.ba
 
 
 def print_any_text() -> None:
-    """Print characters that the output encoding lacks as escapes, instead of raising."""
+    """Print characters that the output encoding lacks as escapes, instead of raising. On Windows, files and pipes get
+    UTF-8, unless a variable of Python sets their encoding.
+    """
+    encoding = "utf-8" if WINDOWS and not os.environ.get("PYTHONIOENCODING") else None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            # Consoles have Unicode anyhow; else Windows' own is a code page that lacks most characters.
+            stream.reconfigure(encoding=None if stream.isatty() else encoding, errors="backslashreplace")
 
 
 @contextlib.contextmanager

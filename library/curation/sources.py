@@ -114,7 +114,7 @@ class _Places:
         if subset.is_reg:  # <folder>/<repeats>_<words>
             name = "/".join(Path(path).parts[-2:])
         elif subset.metadata_file:
-            name = Path(path).name
+            name = Path(path).name or path  # the root of a drive has no name
         if self.shared[path] > 1:
             name += f" · {' × '.join(map(str, self.survey.images.datasets[position].resolution or ()))}"
         if any(place.folder == name for place in self.collection.places):
@@ -203,7 +203,8 @@ def _unscanned_picture(survey: Survey, place: ImageFolder, path: str, subset: Su
     if subset.metadata_file and subset.image_dir:
         with contextlib.suppress(ValueError):  # on Windows it may be on another drive
             inner = os.path.relpath(path, subset.image_dir)
-    shown = f"{place.folder}/{inner.replace(os.sep, '/')}"
+    start = f"{place.folder}/" if place.folder else ""
+    shown = start + inner.replace(os.sep, "/")
     words = "" if subset.metadata_file else os.path.splitext(path)[0] + subset.caption_extension
     picture = Picture(path, shown, place.folder, file.num_bytes if file else 0, file.modified if file else 0, words)
     picture.fixed, picture.repeats, picture.role = place.fixed, place.repeats, place.role

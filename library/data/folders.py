@@ -71,7 +71,7 @@ class Listing:
         return cached[0]
 
     def path(self, name: str) -> str:
-        return f"{self.folder}{os.sep}{name}"
+        return os.path.join(self.folder, name)  # the root of a drive ends with a separator
 
 
 class Concept(NamedTuple):

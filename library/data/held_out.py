@@ -224,13 +224,15 @@ def held_out_by_folder(images: "ImageSet") -> Message | None:
         return None
     held_paths = _paths_by_folder(images.validation.items)
     all_paths = _paths_by_folder([*images.items, *images.validation.items])
-    names = Counter(os.path.basename(os.path.normpath(folder)) for folder in all_paths)
+    names_by_folder = {folder: os.path.basename(os.path.normpath(folder)) for folder in all_paths}
+    names = Counter(names_by_folder.values())
     rows = [
         Message(
             "{held} of {count} in {folder}",
             held=len(paths),
             count=len(all_paths[folder]),
-            folder=name if names[name := os.path.basename(os.path.normpath(folder))] == 1 else folder,
+            # The root of a drive has no name.
+            folder=name if (name := names_by_folder[folder]) and names[name] == 1 else folder,
         )
         for folder, paths in held_paths.items()
     ]

@@ -84,6 +84,8 @@ def fingerprint_demo() -> str:
 
 def _free_demo_folder(folder: Path) -> Path:
     """Return the first of folder, folder-2, ... that is new, empty, or a demo made by this version."""
+    if not folder.name:  # the root of a drive
+        folder /= "demo"
     number, candidate = 1, folder
     while not _fits(candidate):
         number += 1

@@ -66,8 +66,13 @@ def usual_folder(images: Path) -> Path:
     # For a folder named <repeats>_<words> it is inside its parent's, since beside it, it would count as another folder
     # of images.
     if folders.concept(images):
-        return images.parent.with_name(f"{images.parent.name}-masks") / images.name
-    return images.with_name(f"{images.name}-masks")
+        return _folder_beside(images.parent) / images.name
+    return _folder_beside(images)
+
+
+def _folder_beside(images: Path) -> Path:
+    images = images if images.name not in ("", "..") else images.resolve()
+    return images.with_name(f"{images.name}-masks") if images.name else images / "masks"  # of the root of a drive
 
 
 def mask_file(

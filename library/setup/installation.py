@@ -16,7 +16,8 @@ from library.config.problems import Message
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 PROJECT_NAME = "kohya-trainer"
-SETUP = "setup.bat" if os.name == "nt" else "./setup.sh"
+# PowerShell starts nothing of the current folder without the ".".
+SETUP = r".\setup.bat" if os.name == "nt" else "./setup.sh"
 # Files of locks/: exact versions with the hashes of their files. "dev" has what is added to "user".
 LOCKS = ("build", "user", "dev", "triton-windows")
 LOCKED = ("constraints.txt", "pyproject.toml", *(f"locks/{name}.txt" for name in LOCKS))

@@ -63,3 +63,20 @@ def test_printed_command_can_be_pasted(monkeypatch):
     assert quote_command(arguments) == r"""python 'a b.py' 'say "hi"' 'C:\x y\run.toml'"""
     monkeypatch.setattr(subject.sys, "platform", "win32")
     assert quote_command(arguments) == r'''python "a b.py" "say \"hi\"" "C:\x y\run.toml"'''
+
+
+@pytest.mark.parametrize("folder", ["my trainer", "a&b", "AI (new)", "O'Brien", "one,two", "a;b"])
+def test_a_command_of_windows_runs_in_cmd_and_powershell(monkeypatch, folder):
+    """A program in quotes is only a text in PowerShell, and cmd ends a command at an &."""
+    monkeypatch.setattr(subject.sys, "platform", "win32")
+    program, file = rf"C:\{folder}\kohya", rf"D:\{folder}\run.toml"
+    assert quote_command(["kohya", "train", file, "--lr=1e-4"]) == f'kohya train "{file}" --lr=1e-4'
+    words = [rf"'{word}'".replace("O'B", "O''B") for word in (program, file)]
+    assert quote_command([program, "train", file]) == f'powershell "& {words[0]} train {words[1]}"'
+
+
+def test_plain_paths_of_windows_stay_without_quotes(monkeypatch):
+    monkeypatch.setattr(subject.sys, "platform", "win32")
+    arguments = [r"C:\Users\Jörg_猫\kohya-1.0\kohya", "train", r"\\nas\share\run.toml", "--seed", "1"]
+    assert quote_command(arguments) == " ".join(arguments)
+    assert quote_command(["kohya", "", "D:\\my images\\"]) == r'kohya "" "D:\my images\\"'

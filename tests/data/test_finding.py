@@ -435,3 +435,10 @@ def test_options_of_buckets_change_the_buckets(tmp_path, script):
     }
     for name, (value, expected) in changes.items():
         assert buckets(**{name: value}) == expected, name
+
+
+def test_paths_in_the_root_of_a_drive_have_one_separator(tmp_path):
+    """Else a path and the folder that is split off it are not found under the names they were listed by."""
+    root = tmp_path.anchor
+    path = folders.Listing(root).path("a.png")
+    assert path == os.path.join(root, "a.png") and os.path.split(path) == (root, "a.png")

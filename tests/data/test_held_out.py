@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,14 @@ def test_the_share_is_of_the_whole_data_set_and_reported_folder_by_folder(ten):
     assert sum(held.values()) == 6 and {f"{count} {place[-3:]}" for place, count in held.items() if count} == {
         f"{count} {folder[-3:].rjust(3, '/')}" for count, folder in parts
     }
+
+
+def test_the_root_of_a_drive_is_named_whole(tmp_path):
+    root = tmp_path.anchor
+    source = SimpleNamespace(image_dir=root)
+    items = [SimpleNamespace(path=os.path.join(root, name), is_reg=False, subset=source) for name in ("a", "b")]
+    images = SimpleNamespace(items=items[:1], validation=SimpleNamespace(items=items[1:]))
+    assert str(held_out.held_out_by_folder(images)).endswith(f"1 of 2 in {root}")
 
 
 def test_files_may_be_moved_and_renamed(ten, tmp_path):

@@ -87,6 +87,16 @@ def quiet(*_):
     """Hears and says nothing."""
 
 
+def test_masks_of_the_root_of_a_drive_are_in_it(tmp_path, monkeypatch):
+    root = Path(tmp_path.anchor)
+    assert files.usual_folder(root) == root / "masks"
+    assert files.usual_folder(root / "3_cat") == root / "masks" / "3_cat"
+    (tmp_path / "cats" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "cats" / "inner")
+    assert files.usual_folder(Path()) == tmp_path / "cats" / "inner-masks"
+    assert files.usual_folder(Path("..")) == tmp_path / "cats-masks"
+
+
 def test_masks_go_where_the_trainer_reads_them_and_old_ones_are_kept(images, tmp_path):
     masks = files.usual_folder(images)
     assert masks == tmp_path / "images-masks" and files.usual_folder(images / "10_x") == masks / "10_x"

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from kohya_gui.server import hidden, paths, picker
 from kohya_gui.server.json_api import ApiRequest, JsonApi
 from kohya_gui.server.picker import Picker, browse_button
+from library.config.command import quote_argument
 from library.config.problems import ConfigError
 from tests.training import wait_for
 
@@ -168,7 +169,14 @@ def test_what_windows_and_macos_hide_is_neither_listed_nor_allowed(root, monkeyp
     assert "AppData" not in names(listed(root)) and "kept" in names(listed(root))
     with pytest.raises(ConfigError, match="AppData.key.toml is hidden"):
         paths.allowed_path(str(root / "AppData" / "key.toml"), [root])
+    with pytest.raises(ConfigError) as raised:
+        paths.allowed_path(str(root / "AppData" / "key.toml"), [root])
+    assert str(raised.value).endswith(f"start the page with --root {quote_argument(str(root / 'AppData'))}")
     assert paths.allowed_path(str(root / "AppData" / "key.toml"), [root, root / "AppData"])  # it is a root of its own
+    (root / ".keys").write_text("x")
+    for name in (".keys", "AppData/NUL", "AppData/key.toml:stream"):  # no folder to start with helps
+        with pytest.raises(ConfigError, match="hidden or reserved; choose another place$"):
+            paths.allowed_path(str(root / name), [root])
     monkeypatch.setattr(picker, "MARKS_HIDDEN", True)
     os.utime(root / "marked", (1e9, 1e9))  # known by its time, as entries of a folder have no number on Windows
     for module in (picker, hidden):
