@@ -11,7 +11,7 @@ summed.
 The backward product reads the weight transposed. It is transposed in each step, or kept so as well.
 """
 
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,11 @@ def quantize_fp8_(layer: nn.Linear, device: torch.device, storage: torch.device)
         layer.weight.data = quantized
     layer.register_buffer("weight_scale", scale, persistent=False)
     layer.__class__ = with_forward(type(layer), _forward_fp8)
+
+
+def multiplies_fp8(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer's frozen weight is stored for products in fp8."""
+    return quantization.multiplies_in_8_bits(layer) and cast(nn.Linear, layer).weight.dtype == FP8_DTYPE
 
 
 def keep_transposed(layer: nn.Linear) -> None:

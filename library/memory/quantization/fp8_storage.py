@@ -54,7 +54,7 @@ def store_blocks(
     and everything outside the blocks keep their dtype. With `fp8_transposed_weights`, weights are stored transposed as
     well, except in layers `of_one_row`, whose products are not in fp8.
     """
-    precision, waiting_modules = config.precision, {*waiting}
+    precision, waiting_modules, one_row_layers = config.precision, {*waiting}, {*of_one_row}
     if not config.adapters:
         return
     multiplies_int8 = precision.int8_base and precision.int8_compute and int8_matmul.supports_int8(device)
@@ -63,8 +63,8 @@ def store_blocks(
         if precision.fp8_denoiser:
             _store(block, device, device if multiplies_fp8 else None, waiting_modules)
             if multiplies_fp8 and precision.fp8_transposed_weights and not config.memory.blocks_to_swap:
-                for layer in {*filter(multiplies_in_8_bits, block.modules())} - {*of_one_row}:
-                    if layer.weight.dtype == FP8_DTYPE:
+                for layer in block.modules():
+                    if layer not in one_row_layers and fp8_matmul.multiplies_fp8(layer):
                         fp8_matmul.keep_transposed(layer)
         elif precision.int8_base or precision.nf4_denoiser:
             for layer in frozen_layers(block):
