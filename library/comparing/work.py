@@ -44,9 +44,9 @@ def compare_files(
             or compute.caption_prompts(images, config.control_images)
         )
         prompts = with_one_seed(prompts, arguments.seed)
-        check_image_count(1 + len(files), prompts)
-        generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         base, without_base = _base_model(config, prompts)
+        check_image_count(len(base) + len(files), prompts)
+        generate.check_before(plan.model_config(config, None if config.adapters else files[0].path), prompts)
         config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
         config = base_files.with_all_files(config, report)
         folder = new_folder(run.folder)
@@ -97,7 +97,7 @@ def _find_in_config(
     prompts = requested_prompts
     with collecting(problems):
         prompts = prompts or plan.prompts_of_run(run, config) or _prompts_of_captions(config)
-        check_image_count(1 + len(files), prompts)
+        check_image_count(len(_base_model(config, prompts)[0]) + len(files), prompts)
     with collecting(problems):
         opened = plan.model_config(config, None if config.adapters or not files else files[0].path)
         problems += generate.find_problems(opened, prompts)

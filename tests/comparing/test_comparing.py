@@ -18,6 +18,7 @@ from library.config.problems import ConfigError, Message
 from library.config.run_config import ControlUse
 from library.config.schema import changed
 from library.runs import layout, reader, registry
+from library.sampling import plan as sampling_plan
 from tests.sampling.test_sampling import adapter_names, lora_file
 from tests.training import config_of, pictures, shallow, short_captions, train  # noqa: F401
 
@@ -220,6 +221,7 @@ def test_whole_models_are_columns_beside_their_base_while_it_is_there(shallow, i
     assert len({Image.open(name).tobytes() for name in comparison["files"][0]}) == 3
     base = Path(config.model.pretrained_model_name_or_path)
     monkeypatch.setattr(plan, "config_of_run", lambda run: replace_base(config, base.with_name("gone.safetensors")))
+    monkeypatch.setattr(sampling_plan, "MAX_IMAGES", 2)  # the base is not counted, as it has no column
     without = compared(outcome.folder, "--prompt", PROMPT)
     assert without["columns"] == ["step 1", "step 2"] and without["losses"] == comparison["losses"][1:]
     assert any("The base model is left out (" in note for note in without["notes"])
