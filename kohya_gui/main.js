@@ -28,6 +28,7 @@ import { mount as mountRuns } from "./runs/room.js";
 import "./server/allowed_folders.js";
 import "./server/connection.js";
 import "./server/focus.js";
+import "./server/images.js";
 import "./server/path_ends.js";
 import { begin } from "./server/addresses.js";
 import "./server/tabs.js";

@@ -24,10 +24,9 @@ document.addEventListener("click", (event) => {
   const sameNow = () => all(document, ".sample").find(({ dataset }) => dataset.large === address);
   openViewer(() => rows, address, true, () => sameNow()?.focus()); // the panel may have replaced it
 });
-// Replace a deleted image by a note, and remove an original that is missing or that the page may not read. Error
-// events of images do not bubble.
-document.addEventListener("error", ({ target }) => {
+// Replace a deleted image by a note, and remove an original that is missing or that the page may not read.
+document.addEventListener("kohya:gone", ({ target }) => {
   const sample = target instanceof HTMLImageElement ? target.closest(".sample") : null;
   if (sample?.matches(".original")) sample.remove();
   else sample?.replaceWith(goneNote()); // in its place, as columns are steps or files
-}, true);
+});

@@ -129,7 +129,7 @@ export class Gallery {
       const button = makeButton("", () => openViewer(() => this.pictures, this.addressOf(row.key, step)), {
         className: "shot", "aria-label": about,
       });
-      image.addEventListener("error", () => button.replaceWith(goneNote()), { once: true });
+      image.addEventListener("kohya:gone", () => button.replaceWith(goneNote()), { once: true });
       button.append(image);
       cell.append(button);
     }

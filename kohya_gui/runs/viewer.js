@@ -61,9 +61,9 @@ function build() {
     ...["under", "over"].flatMap((className) => [make("img", { className, alt: "" }), goneNote(className)]),
     make("i", { className: "divider" }), make("b", { className: "left" }), make("b", { className: "right" }));
   for (const kind of /** @type {const} */ (["pointerdown", "pointermove"])) stage.addEventListener(kind, drag);
-  for (const kind of ["error", "load"]) // which do not bubble
+  for (const kind of ["kohya:gone", "load"]) // "load" does not bubble
     stage.addEventListener(kind, ({ target }) =>
-      target instanceof HTMLImageElement && target.classList.toggle("broken", kind === "error"), true);
+      target instanceof HTMLImageElement && target.classList.toggle("broken", kind !== "load"), true);
   /** @type {HTMLDialogElement} */
   const element = make("dialog", { className: "viewer", "aria-label": translated("Sample in full size") },
     make("header", {}, make("p", {}, make("span", { className: "own" })),
@@ -169,7 +169,10 @@ function render() {
  * @param {string} prompt
  */
 function show(image, { title, address }, prompt) {
-  if (image.getAttribute("src") !== address) image.src = address;
+  if (image.getAttribute("src") !== address) {
+    image.src = address;
+    image.classList.remove("broken");
+  }
   image.alt = `${title}: ${prompt}`;
 }
 

@@ -1,0 +1,80 @@
+"""Images that fail to load: loaded again once the server answers, and shown as gone only if it has no such file."""
+
+import re
+
+import pytest
+
+from tests.page.test_sampling import run_with_samples
+from tests.source import ROOT
+from tests.training import wait_for
+
+SAMPLES = re.compile(r"/samples/")
+ARE_LOADED = "images => images.length > 0 && images.every((image) => image.complete && image.naturalWidth)"
+LOADER = "kohya_gui/server/images.js"
+OTHER_ERRORS = {"kohya_gui/runs/uplot.js"}  # of a script
+
+
+def away(page):
+    """Let no request for a sample reach the server; return the addresses that failed."""
+    failed = []
+    page.on("requestfailed", lambda request: SAMPLES.search(request.url) and failed.append(request.url))
+    page.route(SAMPLES, lambda route: route.abort())
+    return failed
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("place", "image"), [("", ".live .sample img"), ("#runs/{run}", ".gallery img"), ("#runs", ".who img")]
+)
+def test_they_come_back_when_the_server_does(visit, served, place, image):
+    run = run_with_samples(served[1], f"away-{len(place)}").name
+    visitor = visit()
+    page = visitor.page
+    failed = away(page)
+    page.goto(f"{page.url.split('#')[0]}{place.format(run=run)}")
+    page.reload()
+    shown = page.locator(image)
+    shown.first.wait_for(state="attached")
+    wait_for(lambda: page.evaluate("1") and any(failed.count(address) > 1 for address in failed), 60)  # asked again
+    assert page.locator(".gone, .no-image").count() == 0
+    page.unroute(SAMPLES)
+    wait_for(lambda: shown.evaluate_all(ARE_LOADED), 60)
+    visitor.complaints.clear()  # the failed requests
+
+
+@pytest.mark.browser
+def test_the_sample_on_the_whole_screen_comes_back(visit, served):
+    run_with_samples(served[1], "away-large")
+    visitor = visit()
+    page = visitor.page
+    page.locator(".live .sample img").first.wait_for()
+    failed = away(page)
+    page.locator(".live .sample").first.click()
+    stage = page.locator("dialog.viewer .stage")
+    wait_for(lambda: page.evaluate("1") and any(failed.count(address) > 1 for address in failed), 60)
+    assert not stage.locator(".under + .gone").is_visible()
+    page.unroute(SAMPLES)
+    wait_for(lambda: stage.locator("img.under").evaluate_all(ARE_LOADED), 60)
+    visitor.complaints.clear()
+
+
+@pytest.mark.browser
+def test_a_file_that_is_no_image_is_gone(visit, served):
+    run_with_samples(served[1], "away-damaged")
+    visitor = visit()
+    page = visitor.page
+    page.locator(".live .sample img").first.wait_for()
+    page.route(SAMPLES, lambda route: route.fulfill(body=b"no image", content_type="image/png"))
+    page.reload()
+    page.locator(".live .strip .gone").first.wait_for()
+    page.unroute(SAMPLES)
+    visitor.complaints.clear()
+
+
+def test_no_other_script_takes_an_error_for_a_missing_file():
+    listeners = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "kohya_gui").rglob("*.js")
+        if "vendor" not in path.parts and re.search(r"""addEventListener\(\s*["']error["']""", path.read_text("utf-8"))
+    }
+    assert listeners == {LOADER, *OTHER_ERRORS}
