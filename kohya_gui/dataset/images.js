@@ -254,6 +254,7 @@ const tab = {
     },
     halt: () => working && ask("images_stop", { work: working }).catch(() => {}),
     none: page.choose,
+    read_captions: () => now && sources.change("caption_extension", now.unread_ending),
     compare, remove, undo,
   },
 };

@@ -316,6 +316,7 @@ class DatasetTab:
             "collection": settings.settings_mark(collection.config, collection.world),
             "count": collection.count(),
             "notes": collection.notes,
+            "unread_ending": collection.unread_ending,
             "problems": collection.problems,
             "fixed": collection.fixed,
             "past": [] if collection.fixed else past(collection.root),

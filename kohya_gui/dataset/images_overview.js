@@ -24,6 +24,7 @@ import { fillSelect, find, make, makeButton } from "../server/elements.js";
  * @property {number} captioned
  * @property {boolean} compared
  * @property {string[]} notes
+ * @property {string} unread_ending another extension of caption files, which all captions of a folder have, or ""
  * @property {string[]} problems
  * @property {Place[]} places
  * @property {{ id: string, title: string, when: number }[]} past
@@ -46,7 +47,7 @@ export function renderOverview(root, overview, filter, narrow) {
   part(".steps").textContent = steps(overview.count);
   const captions = overview.kinds.missing ? linkToCaptions(part("[data-panel=caption]")) : "";
   part(".findings").replaceChildren(...findings(overview, filter, narrow), captions);
-  part(".notes").replaceChildren(...overview.notes.map((note) => make("li", {}, note)));
+  part(".notes").replaceChildren(...overview.notes.map((note) => make("li", {}, note)), ...captionFix(overview));
   showBuckets(part(".buckets"), overview.count.buckets);
   const places = overview.places.map((place) => [
     `/${place.folder}`, place.folder || "The folder itself", ` (${place.images.toLocaleString("en")})`,
@@ -99,6 +100,16 @@ function findings({ kinds, titles, calm }, filter, narrow) {
     chip.append(make("b", {}, n.toLocaleString("en")), make("span", {}, titles[kind]));
     return chip;
   });
+}
+
+/**
+ * A button that reads the captions which another extension hides; a data set file names its own.
+ * @param {Overview} overview
+ */
+function captionFix({ unread_ending: other, fixed }) {
+  if (!other || fixed) return [];
+  return [make("li", { className: "fix" },
+    make("button", { type: "button", "data-do": "read_captions" }, say("Read {other} files", { other })))];
 }
 
 /**

@@ -183,6 +183,18 @@ function back() {
   tab.open();
 }
 
+/**
+ * Change a setting of this tab, as if it was typed.
+ * @param {string} name
+ * @param {string} value
+ */
+export function change(name, value) {
+  [followed, isFollowing] = [null, false];
+  setValue(setting(name), value);
+  showTaken();
+  void tab.open(true);
+}
+
 /** @param {Place} place */
 function line(place) {
   const { path } = place, [smallest, largest = smallest] = place.span;
@@ -252,7 +264,7 @@ export function mount(element, parentTab) {
   [root, tab, taken, before, followed, isFollowing] = [element, parentTab, null, null, null, true];
   part(".how").addEventListener("change", (event) => {
     if (!hit(event, "[data-setting]") || !event.isTrusted) return;
-    [followed, isFollowing] = [null, false];
+    [followed, isFollowing] = [null, false]; // the form's values would replace it
     showTaken();
   });
   Object.assign(tab.actions, { take, give, forget, back });

@@ -93,6 +93,7 @@ class ImageCollection:
     known: dict[str, Picture] = field(default_factory=dict)  # by name
     places: list[ImageFolder] = field(default_factory=list)
     notes: list[MessageLike] = field(default_factory=list)
+    unread_ending: str = ""  # another extension of caption files, which all captions of a folder have
     doubles: dict[str, int] = field(default_factory=dict)  # name -> number of its group of duplicates
     double_groups: list[JsonObject] = field(default_factory=list)
     compared: bool = False

@@ -167,6 +167,7 @@ def _add_folder(collection: ImageCollection, listing: Listing, place: ImageFolde
             where = place.folder or "The folder"
             template = "{where} has {many}, which are not read: set the caption files' extension to {other}."
             collection.notes.append(Message(template, where=where, many=count_text, other=other))
+            collection.unread_ending = collection.unread_ending or other
     collection.notes += [
         *about_odd_files(listing, odd_names, ending),
         *folder_problems.about_labels(listing, is_masked),

@@ -105,10 +105,10 @@ def _place_weights(preparation: _Preparation) -> None:
     config, denoiser = preparation.config, preparation.denoiser
     number = config.memory.blocks_to_swap or 0
     to_swap = swapping.choose_blocks(denoiser, preparation.family.swap_plan(number) if number else {})
-    plan, modulation = offloaded_modulation(preparation.family, config), all_modulation(preparation.family)
-    of_one_row = [layer for block in denoiser.modules() for layer in modulation_layers(block, modulation)]
-    waiting = [*to_swap, *(of_one_row if plan else ())]
-    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, waiting, of_one_row)
+    plan = offloaded_modulation(preparation.family, config)
+    layers = [layer for block in denoiser.modules() for layer in modulation_layers(block, plan)]
+    of_one_row = {*_modulation_of(denoiser, preparation.family)}
+    fp8_storage.store_blocks(preparation.blocks, config, preparation.device, [*to_swap, *layers], of_one_row)
     for layer in denoiser.modules():
         restore_layer(layer, fp8_storage.compute_type(config))  # weights kept in their file's format are stored already
     # Trained blocks that are swapped can be stepped on the device only within the backward pass, while they are there.
@@ -240,6 +240,14 @@ def offloaded_modulation(family: Family, config: RunConfig) -> Mapping[str, Bloc
 def all_modulation(family: Family) -> Mapping[str, BlockModulation]:
     """Return a family's modulation layers by class of block."""
     return family.modulation if isinstance(family, HasModulation) else {}
+
+
+def _modulation_of(denoiser: nn.Module, family: Family) -> Iterator[nn.Module]:
+    """Yield the modulation layers that the blocks have; those made for compiling alone lack some."""
+    plan = all_modulation(family)
+    for block in denoiser.modules():
+        if modulation := plan.get(type(block).__name__):
+            yield from (layer for path, layer in block.named_modules() if path in modulation.layers)
 
 
 def is_sharded(config: RunConfig) -> bool:

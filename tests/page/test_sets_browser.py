@@ -194,6 +194,27 @@ def test_a_folder_that_is_given_to_a_form_is_the_one_that_it_trains(visit, image
     assert visitor.held()["values"][kind] == str(other) and not visitor.held()["values"]["train_data_dir"]
 
 
+def test_captions_with_another_extension_are_read_at_a_press(visit, images):
+    """The setting is the tab's own from then on, until it is given to a form."""
+    for path in (images / "10_zorb").glob("*.txt"):
+        path.rename(path.with_suffix(".caption"))
+    visitor = visit()
+    page = go(visitor, "Data")
+    page.locator("#images-folder").fill(str(images))
+    visitor.click("Open folder")
+    page.locator(".images .notes", has_text="set the caption files' extension to .caption").wait_for()
+    visitor.click("Read .caption files")
+    page.locator(".images .numbers", has_text="59 of 60").wait_for()
+    assert page.locator("[data-setting=caption_extension]").input_value() == ".caption"
+    assert page.get_by_role("button", name="Read .caption files").count() == 0
+    visitor.click("Use this folder in that tab")
+    visitor.until("The LoRA tab has this folder now")
+    assert visitor.held()["values"]["caption_extension"] == ".caption"
+    go(visitor, "Train")
+    visitor.click("Undo the last change")
+    assert visitor.held()["values"]["caption_extension"] != ".caption"
+
+
 def test_a_tools_form_is_as_it_was_when_the_page_is_opened_again(visit, served):
     visitor = visit()
     page = go(visitor, "Tools")

@@ -36,6 +36,7 @@ UNUSED = {
     "auto_compute": ROUNDS,
     "t5xxl_train_length": STEPS,
     **dict.fromkeys(("gradient_checkpointing", "cpu_offload_checkpointing", "checkpoint_keep_attention"), STEPS),
+    "fp8_transposed_weights": STEPS,
     **dict.fromkeys(("gpu_memory_limit", "lowram", "highvram"), SPEED),
     "compile": "is sample_compile for images",
     **dict.fromkeys(("compile_fallback", "compile_autotune", "compile_compare_steps", "compile_warmup"), STEPS),

@@ -1,7 +1,7 @@
 """How weights are stored, and the dtype that a run computes in."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,7 +44,7 @@ def store_blocks(
     config: RunConfig,
     device: torch.device,
     waiting: Collection[nn.Module] = (),
-    of_one_row: Collection[nn.Module] = (),
+    of_one_row: Container[nn.Module] = (),
 ) -> None:
     """Store the frozen matrices of the blocks in 8 bits with `fp8_base` (a plain cast, as elsewhere in the ecosystem).
 
@@ -54,7 +54,7 @@ def store_blocks(
     and everything outside the blocks keep their dtype. With `fp8_transposed_weights`, weights are stored transposed as
     well, except in layers `of_one_row`, whose products are not in fp8.
     """
-    precision, waiting_modules, one_row_layers = config.precision, {*waiting}, {*of_one_row}
+    precision, waiting_modules = config.precision, {*waiting}
     if not config.adapters:
         return
     multiplies_int8 = precision.int8_base and precision.int8_compute and int8_matmul.supports_int8(device)
@@ -64,7 +64,7 @@ def store_blocks(
             _store(block, device, device if multiplies_fp8 else None, waiting_modules)
             if multiplies_fp8 and precision.fp8_transposed_weights and not config.memory.blocks_to_swap:
                 for layer in block.modules():
-                    if layer not in one_row_layers and fp8_matmul.multiplies_fp8(layer):
+                    if layer not in of_one_row and fp8_matmul.multiplies_fp8(layer):
                         fp8_matmul.keep_transposed(layer)
         elif precision.int8_base or precision.nf4_denoiser:
             for layer in frozen_layers(block):
