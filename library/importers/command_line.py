@@ -152,15 +152,26 @@ def _read_variables(text: str) -> dict[str, str]:
 
 
 def fill_variables(word: str, variables: Mapping[str, str]) -> str:
-    """Put the values of variables in their places, also of those in values."""
+    """Put the values of variables in their places, also of those in values, while the word stays below a limit."""
     for _ in range(4):
-        filled = VARIABLE.sub(
-            lambda match: variables.get(match["braced"] or match["plain"] or match["percent"], match[0]), word
-        )
-        if filled == word or len(filled) > MAX_LETTERS:
+        filled = _fill_once(word, variables)
+        if filled is None or filled == word:
             break
         word = filled
     return word
+
+
+def _fill_once(word: str, variables: Mapping[str, str]) -> str | None:
+    """Return a word with values in the places of variables; None if that is too long."""
+    parts, end, length = [], 0, 0
+    for match in VARIABLE.finditer(word):
+        name = match["braced"] or match["plain"] or match["percent"]
+        parts += [word[end : match.start()], variables.get(name, match[0])]
+        end, length = match.end(), length + len(parts[-2]) + len(parts[-1])
+        if length > MAX_LETTERS:
+            return None
+    filled = "".join([*parts, word[end:]])
+    return filled if len(filled) <= MAX_LETTERS else None
 
 
 def _stem(word: str) -> str:

@@ -140,3 +140,16 @@ def test_no_text_takes_long(tmp_path, text):
         imported(tmp_path, text + "\nx --seed")
     with pytest.raises(ConfigError, match="bytes"):
         imported(tmp_path, text * 40)
+
+
+def test_variables_that_grow_without_end_are_left_as_they_are():
+    read = []
+
+    class Counted(dict):
+        def get(self, name, default=None):
+            read.append(name)
+            return super().get(name, default)
+
+    word = "$a" * 20_000
+    assert command_line.fill_variables(word, Counted(a="$a" * 2000)) == word and len(read) < 5
+    assert command_line.fill_variables("${x}/b", {"x": "$y c", "y": "q"}) == "q c/b"
