@@ -103,11 +103,13 @@ class Option:
     def read(self, value: Any) -> Any:
         """Parse a value of any origin into the declared type. Raises ConfigError without the option's name.
 
-        None and "" mean "not set": returns None, an empty tuple, or the default of a text option.
+        None and "" mean "not set": returns None, an empty tuple, or the default of a text option. So do spaces, except
+        in free text, and a list of such words, as `--text_encoder_lr=` is.
         """
         if isinstance(value, str) and not self.many and self.kind in ("file", "folder", "secret"):
             value = strip_pasted(value)
-        if value is None or (isinstance(value, str) and not value.strip() and not (value and self.type is str)):
+        items = value if self.many and isinstance(value, list | tuple) and value else [value]
+        if all(map(self._is_unset, items)):
             return self._unset()
         if self.many:
             return self._read_several(self._split_items(value))
@@ -124,6 +126,11 @@ class Option:
         if self.many:
             return join_words(value)
         return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _is_unset(self, value: Any) -> bool:
+        is_text = self.type is str and self.kind in ("", "text") and not (self.choices or self.hints.get("parse"))
+        keeps_spaces = is_text and not self.many
+        return value is None or (isinstance(value, str) and not value.strip() and not (value and keeps_spaces))
 
     def _unset(self) -> Any:
         if self.many:

@@ -9,6 +9,7 @@ from library.config.problems import ConfigError
 from library.config.schema import option_values, options_of
 from library.config.values import WINDOWS
 from library.families import config_class
+from tests.training import SCRIPTS
 
 LORA = config_class("sdxl_train_network")
 
@@ -110,3 +111,21 @@ def test_a_comma_in_a_number_is_never_guessed_but_explained():
         fix = working_fix(refused.value.problems[0], draft(LORA, {}))
         assert build_config(LORA, {**fix, "lr_scheduler": "cosine"}) and float(fix[name]) == float(meant)
     assert read("text_encoder_lr", "1e-4,1e-5") == (1e-4, 1e-5) and read("text_encoder_lr", "0,0") == (0, 0)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_nothing_but_spaces_is_no_value_through_every_door(script):
+    """A form and a file have text, flags have a list of words; only free text may consist of spaces."""
+    config = config_class(script)
+    for option in options_of(config).values():
+        if not (option.many or option.optional or option.type is str):
+            continue
+        unset = option.read("")
+        if option.many:
+            assert option.read([""]) == option.read([" ", ""]) == unset, option.name
+        is_text = option.type is str and option.kind in ("", "text")
+        if option.many or not is_text or option.choices or "parse" in option.hints:
+            assert option.read("  ") == unset, option.name
+        else:
+            assert option.read("  ") == "  ", option.name
+    assert option_values(build_config(config, {"lr_scheduler": " "}, notes=[]))["lr_scheduler"] == "constant"
