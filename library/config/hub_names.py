@@ -9,6 +9,7 @@ PART = re.compile(r"(?![.-])[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of the nam
 REPOSITORY = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])", re.ASCII)
 DRIVE = re.compile(r"[A-Za-z]:/")  # of Windows: file:///C:/cat.png
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
+NAME_AND_PASSWORD = re.compile(r"(?<=:)(/+)[^/?#]*@")  # https://name:password@host
 # Addresses of pages, of downloads and of huggingface_hub's own file system: the repository, and the path in it.
 ON_THE_HUB = re.compile(
     r"(?:https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?:models/)?(?!datasets/|spaces/)([\w.-]+/[\w.-]+)"
@@ -36,6 +37,11 @@ def repository_of(address: str) -> str:
     return match[1] if match else ""
 
 
+def without_secrets(address: str) -> str:
+    """Return the beginning of a web address without a password or a query, which may have a token."""
+    return NAME_AND_PASSWORD.sub(r"\1", address, count=1).partition("?")[0][:MAX_ADDRESS_SHOWN]
+
+
 def about_address(option: str, text: str, takes: str | None = None) -> Problem | None:
     """Return the problem of a web address in place of a path, with what to write instead; None for anything else.
 
@@ -44,7 +50,7 @@ def about_address(option: str, text: str, takes: str | None = None) -> Problem |
     match = WEB.match(text)
     if not match:
         return None
-    takes, shown_address = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, text[:MAX_ADDRESS_SHOWN]
+    takes, shown_address = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, without_secrets(text)
     if match[1].lower() == "file":
         template = ": {address} is a browser address; write only the path: {path}"
         path = match[2] if DRIVE.match(match[2]) else f"/{match[2]}"

@@ -53,6 +53,7 @@ def test_in_linux_on_windows_a_path_of_windows_leads_to_the_mounted_drive(root, 
         ("https://civitai.com/api/download/1", "is a web address, not a path; download it"),
         (' "http://x.org/a.toml" ', "http://x.org/a.toml is a web address"),
         ("https:/x.org/a.toml", "is a web address"),  # as Path normalises it
+        ("https://me:s3cret@x.org/a.toml?token=s3cret", ": https://x.org/a.toml is a web address"),
         ("s3://bucket/a.toml", "is a web address"),
         ("file:///home/me/a.toml", "write only the path: /home/me/a.toml"),
         ("file:///C:/Users/me/a.toml", "write only the path: C:/Users/me/a.toml"),
