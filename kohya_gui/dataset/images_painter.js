@@ -2,6 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { make, makeButton } from "../server/elements.js";
 import { messageOf } from "../server/http.js";
+import { isLoaded } from "../server/images.js";
 
 /** @typedef {import("./images_cards.js").Row} Row */
 /**
@@ -117,12 +118,12 @@ class MaskPainter {
   async open(root) {
     root.append(this.dialog);
     this.dialog.showModal();
-    const mask = new Image(), { width, height } = this.canvas;
-    mask.src = this.work.mask;
-    await mask.decode().then(() => this.context.drawImage(mask, 0, 0, width, height), () => {
-      this.answer.textContent =
-        "The mask that is there cannot be read; a new one replaces it, and the old file is kept.";
-    });
+    const mask = make("img", { src: this.work.mask, alt: "", hidden: true }), { width, height } = this.canvas;
+    this.dialog.append(mask);
+    if (await isLoaded(mask)) this.context.drawImage(mask, 0, 0, width, height);
+    else this.answer.textContent =
+      "The mask that is there cannot be read; a new one replaces it, and the old file is kept.";
+    mask.remove();
     this.keep.disabled = false;
   }
 

@@ -43,6 +43,16 @@ async function statusOf(address) {
   }
 }
 
+/**
+ * Whether an image of the page is shown in the end: it waits for a server that does not answer.
+ * @param {HTMLImageElement} image that has begun to load
+ * @returns {Promise<boolean>}
+ */
+export const isLoaded = (image) => new Promise((done) => {
+  image.addEventListener("load", () => done(true), { once: true });
+  image.addEventListener("kohya:gone", () => done(false), { once: true });
+});
+
 // Error events of images do not bubble.
 document.addEventListener("error", ({ target }) => {
   if (target instanceof HTMLImageElement && target.src.startsWith(location.origin)) void loadAgain(target);

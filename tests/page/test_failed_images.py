@@ -4,22 +4,27 @@ import re
 
 import pytest
 
+from tests.curation.conftest import picture
 from tests.page.test_sampling import run_with_samples
 from tests.source import ROOT
 from tests.training import wait_for
 
-SAMPLES = re.compile(r"/samples/")
+SAMPLES, THUMBNAILS = re.compile(r"/samples/"), re.compile(r"/own/images_thumb")
 ARE_LOADED = "images => images.length > 0 && images.every((image) => image.complete && image.naturalWidth)"
 LOADER = "kohya_gui/server/images.js"
 OTHER_ERRORS = {"kohya_gui/runs/uplot.js"}  # of a script
 
 
-def away(page):
-    """Let no request for a sample reach the server; return the addresses that failed."""
+def away(page, images=SAMPLES):
+    """Let no request for these images reach the server; return the addresses that failed."""
     failed = []
-    page.on("requestfailed", lambda request: SAMPLES.search(request.url) and failed.append(request.url))
-    page.route(SAMPLES, lambda route: route.abort())
+    page.on("requestfailed", lambda request: images.search(request.url) and failed.append(request.url))
+    page.route(images, lambda route: route.abort())
     return failed
+
+
+def wait_for_second_request(page, failed):
+    wait_for(lambda: page.evaluate("1") and any(failed.count(address) > 1 for address in failed), 60)
 
 
 @pytest.mark.browser
@@ -35,7 +40,7 @@ def test_they_come_back_when_the_server_does(visit, served, place, image):
     page.reload()
     shown = page.locator(image)
     shown.first.wait_for(state="attached")
-    wait_for(lambda: page.evaluate("1") and any(failed.count(address) > 1 for address in failed), 60)  # asked again
+    wait_for_second_request(page, failed)
     assert page.locator(".gone, .no-image").count() == 0
     page.unroute(SAMPLES)
     wait_for(lambda: shown.evaluate_all(ARE_LOADED), 60)
@@ -51,10 +56,27 @@ def test_the_sample_on_the_whole_screen_comes_back(visit, served):
     failed = away(page)
     page.locator(".live .sample").first.click()
     stage = page.locator("dialog.viewer .stage")
-    wait_for(lambda: page.evaluate("1") and any(failed.count(address) > 1 for address in failed), 60)
+    wait_for_second_request(page, failed)
     assert not stage.locator(".under + .gone").is_visible()
     page.unroute(SAMPLES)
     wait_for(lambda: stage.locator("img.under").evaluate_all(ARE_LOADED), 60)
+    visitor.complaints.clear()
+
+
+@pytest.mark.browser
+def test_images_of_a_data_set_come_back(visit, served):
+    folder = served[1] / "away-data"
+    folder.mkdir()
+    picture(1).save(folder / "a.png")
+    visitor = visit()
+    page = visitor.page
+    failed = away(page, THUMBNAILS)
+    page.get_by_role("tab", name="Data", exact=True).click()
+    page.locator("#images-folder").fill(str(folder))
+    visitor.click("Open folder")
+    wait_for_second_request(page, failed)
+    page.unroute(THUMBNAILS)
+    wait_for(lambda: page.locator(".images article .frame img").evaluate_all(ARE_LOADED), 60)
     visitor.complaints.clear()
 
 
@@ -72,9 +94,7 @@ def test_a_file_that_is_no_image_is_gone(visit, served):
 
 
 def test_no_other_script_takes_an_error_for_a_missing_file():
-    listeners = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "kohya_gui").rglob("*.js")
-        if "vendor" not in path.parts and re.search(r"""addEventListener\(\s*["']error["']""", path.read_text("utf-8"))
-    }
+    taking = re.compile(r"""addEventListener\(\s*["']error["']|\.onerror\b|\.decode\(\)""")
+    scripts = (path for path in (ROOT / "kohya_gui").rglob("*.js") if "vendor" not in path.parts)
+    listeners = {path.relative_to(ROOT).as_posix() for path in scripts if taking.search(path.read_text("utf-8"))}
     assert listeners == {LOADER, *OTHER_ERRORS}
