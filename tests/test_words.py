@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui.i18n.texts import load_catalogue
+from kohya_gui.i18n.texts import MEANINGS_FOLDER, load_catalogue
 from tests import source
 
 # What is not to be written, as an expression, and what is written instead. A blank stands for any white space.
@@ -187,7 +187,7 @@ def glossary() -> list[list[str]]:
 def test_the_catalogues_use_the_words_of_the_glossary(language, column):
     other = []
     names = re.compile(r"\{\w*\}|<\w+>|\w*_\w+|Torch Compile|Weights & Biases")
-    catalogue = load_catalogue(language)
+    catalogue = {**load_catalogue(language), **load_catalogue(language, MEANINGS_FOLDER)}
     lines = [(english, names.sub("", english), re.sub(r"\{\w*\}", "", said)) for english, said in catalogue.items()]
     for row in glossary():
         word, translated = row[0], row[column]

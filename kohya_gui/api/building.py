@@ -42,8 +42,8 @@ def build_api(roots: Sequence[Path], root_path: str = "") -> FastAPI:
         return HTMLResponse(docs_html(api.openapi()))
 
     @api.get(f"{PREFIX}/words", include_in_schema=False)
-    def words() -> HTMLResponse:
-        return HTMLResponse(words_html())
+    def words(language: str = "en") -> HTMLResponse:
+        return HTMLResponse(words_html(language))
 
     api.add_exception_handler(ConfigError, answers.on_config_error)
     api.add_exception_handler(RequestValidationError, answers.on_invalid)

@@ -337,7 +337,8 @@ document.addEventListener("click", (event) => {
   if (other) void loadElsewhere(other);
   const over = hit(event, "button.overwrite");
   if (over) void press(around(over, ".training"), "save", { path: over.dataset.path, opened: over.dataset.state });
-  if (hit(event, ".begin .words")) window.open(addressOfApi("words"), "_blank", "noopener");
+  const { lang } = document.documentElement;
+  if (hit(event, ".begin .words")) window.open(addressOfApi(`words?language=${lang}`), "_blank", "noopener");
   const button = hit(event, "button[data-press]");
   if (!button) return;
   const training = around(button, ".training"), act = button.dataset.press ?? "";

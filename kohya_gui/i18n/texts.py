@@ -18,17 +18,18 @@ from library.config.problems import ConfigError
 
 LANGUAGES = {"en": "English", "zh": "中文", "ja": "日本語"}
 CATALOGUES_FOLDER = Path(__file__).parent / "words"
+MEANINGS_FOLDER = Path(__file__).parent / "meanings"  # of docs/words.md, which few visitors open
 
 
 # Why: docs/decisions/2026-11-20-english-in-the-sources.md
 @cache
-def load_catalogue(language: str) -> Mapping[str, str]:
+def load_catalogue(language: str, folder: Path = CATALOGUES_FOLDER) -> Mapping[str, str]:
     """Return the catalogue of a language: English templates -> translations. Raises ConfigError if there is none."""
     from babel.messages.pofile import read_po  # only needed for languages other than English
 
     if language not in LANGUAGES or language == "en":
         raise ConfigError("there are no words for {language}", language=language)
-    with (CATALOGUES_FOLDER / f"{language}.po").open("rb") as file:
+    with (folder / f"{language}.po").open("rb") as file:
         return dict(
             pair for line in read_po(file) if line.id and line.string for pair in _template_pairs(line.id, line.string)
         )

@@ -12,6 +12,7 @@ from kohya_gui.api import event_routes, words_page
 from kohya_gui.api.app import ApiV1
 from kohya_gui.api.building import build_api
 from kohya_gui.gradio_host.routes import Routes
+from kohya_gui.i18n.texts import LANGUAGES, MEANINGS_FOLDER, load_catalogue
 from kohya_gui.server.auth import AuthGate
 from library.check import isolated
 from library.config.problems import ConfigError, Problem
@@ -323,6 +324,20 @@ def test_no_value_of_any_operation_breaks_it(api, run, tmp_path, monkeypatch, pa
                 assert answer.status_code < 500, (name, key, value, answer.text)
                 if answer.status_code >= 400:
                     assert answer.json()["error"] and "Traceback" not in answer.text, (name, key, value)
+
+
+@pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "en"])
+def test_the_page_of_words_is_translated_whole(api, language):
+    english, meanings = words_page.WORDS.read_text("utf-8"), load_catalogue(language, MEANINGS_FOLDER)
+    texts = [row[1] for row in words_page.table_rows(english)[1:]] + [*words_page.explained_names(english)]
+    assert len(texts) > 70 and {*texts, *words_page.FIXED_TEXTS} == meanings.keys()
+    page = api.get(f"/api/v1/words?language={language}").text
+    assert (
+        f'lang="{language}"' in page and f"<h1>{meanings['Words']}</h1>" in page and "<code>network_dim</code>" in page
+    )
+    left = [text for text in texts if text in page]
+    assert not left and page.count("<tr>") == len(words_page.table_rows(english)) and "](" not in page
+    assert api.get("/api/v1/words?language=xx").text == api.get("/api/v1/words").text
 
 
 def test_the_page_of_words_has_all_entries_and_nothing_active(api, monkeypatch, tmp_path):
