@@ -1,6 +1,7 @@
 """The purpose of a training in a form: what a recipe sets on top of the preset."""
 
 import math
+import re
 from typing import Any
 
 from library.config.building import build_config
@@ -86,7 +87,7 @@ def _sets(recipe: Recipe, config: RunConfig) -> list[list[str]]:
 def _short_value(value: Any) -> str:
     """Return a value in a sentence: 16, 0.0002, the last part of a path."""
     if isinstance(value, tuple):
-        return ", ".join(str(part).rpartition("/")[2] for part in value)
+        return ", ".join(re.split(r"[/\\]", str(part))[-1] for part in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

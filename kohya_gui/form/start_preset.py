@@ -18,7 +18,7 @@ from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 
 DEFAULTS = "defaults"  # id of a start without changes
-PRODUCTS = ("fp8_compute", "int8_compute", "auto_compute")
+PRODUCTS = ("fp8_compute", "fp8_transposed_weights", "int8_compute", "auto_compute")
 # Most processors take many times as long in bf16 and fp8.
 EMULATED = ("mixed_precision", "full_bf16", "fp8_base", "no_half_vae")
 FP8_CAPABILITY = (8, 9)  # the lowest compute capability with fp8 products: RTX 40
@@ -27,7 +27,13 @@ ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no me
 SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside it
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
-OF_A_GPU = ("compiled", "CUDA graphs", ALONE, "bf16")  # parts of a preset's sentence that need a GPU
+OF_A_GPU = (
+    "compiled",
+    "CUDA graphs",
+    ALONE,
+    "bf16",
+    "weights stored twice",
+)  # parts of a preset's sentence that need a GPU
 SHARE = " of activations kept"  # another one, behind its percentage
 KEEPS_ALL, RECOMPUTES = "no checkpointing", "checkpointing that keeps attention outputs"
 RECOMPUTED: JsonMapping = {
@@ -102,7 +108,7 @@ def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, no
 def _as_the_gpu_can(config: Any, capability: tuple[int, int], notes: list[MessageLike]) -> Any:
     changes: JsonObject = {}
     if capability < FP8_CAPABILITY and config.precision.fp8_compute:
-        changes = {"fp8_compute": False, "auto_compute": True}
+        changes = {"fp8_compute": False, "fp8_transposed_weights": False, "auto_compute": True}
         notes.append(
             "Unlike in the preset, auto_compute is on and fp8_compute off: this GPU has no products in fp8, and may "
             "have fast ones in int8."

@@ -11,6 +11,7 @@ from kohya_gui.form.tabs import TABS
 from library.check import isolated
 from library.config import ineffective
 from library.config.building import build_config
+from library.config.formats import read_toml
 from library.config.schema import changed, flatten_sections
 from library.demo import configs
 from library.recipes import preset_files
@@ -158,6 +159,20 @@ def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other
     assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
     assert config.compile.compile_activation_budget == share and f"{share:.0%} of activations kept" in start["text"]
     assert len(start["notes"]) == 2 * other
+
+
+TWICE = [preset for preset in preset_files.all_presets() if read_toml(preset.path).get("fp8_transposed_weights")]
+
+
+@pytest.mark.parametrize("preset", TWICE, ids=lambda preset: preset.id)
+def test_only_a_gpu_with_fp8_products_stores_weights_twice(monkeypatch, preset):
+    stores, shows = [], []
+    for gpu in (Gpu("Gpu", 141.0, (9, 0)), Gpu("Gpu", 141.0, (8, 0)), None):
+        monkeypatch.setattr(start_preset, "training_gpu", lambda gpu=gpu: gpu)
+        start = start_preset.preset_as_start("lora", preset, TABS[0].configs[preset.family], "")
+        stores.append(start["values"].get("fp8_transposed_weights") in (True, "true"))
+        shows.append("weights stored twice" in start["text"])
+    assert stores == [True, False, False] and shows[0] and not shows[2]
 
 
 @pytest.mark.parametrize(
