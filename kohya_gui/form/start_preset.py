@@ -27,7 +27,8 @@ ALONE = "nothing else on the GPU"  # in the sentence of presets that leave no me
 SPARE_GB = 2  # GB beyond a preset's memory with which other programs fit beside it
 NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
-OF_A_GPU = (
+# Parts of a preset's sentence that need a GPU.
+OF_A_GPU = ("compiled", "CUDA graphs", ALONE, "bf16", "weights stored twice")
     "compiled",
     "CUDA graphs",
     ALONE,
