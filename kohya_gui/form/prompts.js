@@ -88,7 +88,7 @@ async function load(box, file) {
   find(box, "ol").replaceChildren();
   tell(box, "");
   /** @type {{ file: string, known: string, rows: Row[] } | null} */
-  const stored = JSON.parse(store(key(box)) ?? NOTHING);
+  const stored = JSON.parse(store(key(box, file)) ?? NOTHING);
   const typed = stored?.file === file ? stored.rows : []; // from before a reload, not in a file yet
   const basis = typed.length ? stored?.known ?? "" : "";
   Object.assign(state, { file, known: basis, unsaved: false, awaited: typed });
@@ -115,17 +115,18 @@ async function load(box, file) {
 }
 
 /**
- * The storage key for rows that are not in a file yet.
+ * The storage key for rows that are not in their file yet: they wait for it while another one is chosen.
  * @param {Element} box
+ * @param {string | null} file
  */
-const key = (box) => `${tabOf(box)}-prompts`;
+const key = (box, file) => `${tabOf(box)}-prompts${file ? ` ${file}` : ""}`;
 
 /**
  * @param {Element} box
  * @param {State} state
  */
 const keep = (box, state) =>
-  void store(key(box), JSON.stringify({
+  void store(key(box, state.file), JSON.stringify({
     file: state.file, known: state.known, rows: [...(state.awaited ?? []), ...items(box).map(rowOf)],
   }));
 
@@ -278,7 +279,7 @@ document.addEventListener("change", ({ target }) => { // saved before Train can 
 document.addEventListener("kohya:prompts", (event) => { // from a loaded config: saved like typed ones
   const { where, prompts } = /** @type {CustomEvent<{ where: HTMLFormElement, prompts: Row[] }>} */ (event).detail;
   for (const box of all(where, ".prompts")) {
-    store(key(box), JSON.stringify({ file: "", known: "", rows: prompts }));
+    store(key(box, ""), JSON.stringify({ file: "", known: "", rows: prompts }));
     void load(box, "");
   }
 });

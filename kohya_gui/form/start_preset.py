@@ -29,12 +29,6 @@ NO_GPU = "No GPU found, so compiling, bf16 and fp8 are switched off."
 SWITCHED_OFF = "Compiling, bf16 and fp8 are switched off."  # the same beside a sentence that says why
 # Parts of a preset's sentence that need a GPU.
 OF_A_GPU = ("compiled", "CUDA graphs", ALONE, "bf16", "weights stored twice")
-    "compiled",
-    "CUDA graphs",
-    ALONE,
-    "bf16",
-    "weights stored twice",
-)  # parts of a preset's sentence that need a GPU
 SHARE = " of activations kept"  # another one, behind its percentage
 KEEPS_ALL, RECOMPUTES = "no checkpointing", "checkpointing that keeps attention outputs"
 RECOMPUTED: JsonMapping = {
