@@ -179,8 +179,8 @@ async function write(box, state, field, rows) {
     const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known: fileState, rows });
     if (!isSameFile()) return; // another one was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
+    store(key(box, file), NOTHING);
     if (state.unsaved) keep(box, state); // what was typed meanwhile belongs to this version of the file
-    else store(key(box), NOTHING);
     tell(box, saved.said + (field.value ? "" : sampleAfterEpochs(box)));
     if (field.value === saved.file) return;
     setValue(field, saved.file);
@@ -255,7 +255,7 @@ function forget(box) {
   clearTimeout(state.timer);
   state.begin();
   Object.assign(state, { file: "", known: "", unsaved: false, awaited: undefined });
-  store(key(box), NOTHING);
+  store(key(box, file), NOTHING);
   if (!field?.value) return;
   setValue(field, "");
   form.settle(formAround(box));

@@ -227,6 +227,31 @@ def test_prompts_typed_while_their_file_is_loading_stay_and_are_saved(visit, tmp
     page.unroute_all()
 
 
+def test_prompts_typed_while_a_file_is_loading_wait_for_it_if_another_is_chosen(visit, served):
+    files = [served[1] / f"waiting-{name}.txt" for name in ("one", "two")]
+    for file in files:
+        file.write_text(f"a fox of {file.stem}\n", "utf-8")
+    visitor = visit()
+    page = visitor.page
+    page.get_by_role("button", name="Sample images", exact=True).locator("visible=true").click()
+    rows = page.locator("#lora-form .prompts ol [data-prompt=prompt]")
+    server = SlowServer(page, "**/own/prompts")
+    visitor.put(sample_prompts=str(files[0]))
+    server.wait()
+    page.locator("#lora-form .prompts [data-row=add]").click()
+    page.keyboard.type("a zorb")
+    visitor.put(sample_prompts=str(files[1]))
+    values = "list => list.map((row) => row.value)"
+    wait_for(lambda: rows.evaluate_all(values) == ["a fox of waiting-two"], 30)
+    server.release()
+    assert rows.evaluate_all(values) == ["a fox of waiting-two"]
+    visitor.put(sample_prompts=str(files[0]))
+    wait_for(lambda: rows.evaluate_all(values) == ["a fox of waiting-one", "a zorb"], 30)
+    wait_for(lambda: page.wait_for_timeout(20) or "a zorb" in files[0].read_text("utf-8"), 30)
+    assert files[1].read_text("utf-8") == "a fox of waiting-two\n"
+    page.unroute_all()
+
+
 def test_what_differs_in_a_queued_training_is_what_was_asked_last(visit, tmp_path):
     queue.pause()
     entry = queue.add_to_queue(start.job_of_config(config(tmp_path, "one")))
