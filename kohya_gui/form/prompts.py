@@ -36,7 +36,7 @@ IMAGES = (
         "Reference image",
         "A reference image; separate several files with semicolons.",
     ),
-    ("control_image_mask_path", "Mask", "A mask: the model paints its bright areas."),
+    ("control_image_mask_path", "Mask", "The model paints the mask's bright areas; without a mask, the whole image."),
 )
 # The same field for trainings that learn to follow an image.
 GUIDE = "controlnet_image", "Control image", "The control image that the result follows. Empty: the plain model."
