@@ -45,7 +45,7 @@ export function frame(row, side) {
   const picture = make("img", { src: thumb(row, side), loading: "lazy", decoding: "async", alt: row.name });
   if (row.size[0]) picture.style.aspectRatio = `${row.size[0]} / ${row.size[1]}`;
   const box = make("div", { className: "frame" }, picture);
-  picture.addEventListener("kohya:gone", () => box.replaceChildren("no image"));
+  picture.addEventListener("kohya:lost", () => box.replaceChildren("no image"));
   const [left, top, width, height] = row.seen;
   if (width < 0.999 || height < 0.999) {
     const shade = make("i", { className: "seen" });

@@ -45,7 +45,7 @@ const maskAt = (name, side) => address("mask", { ...question(), name, side: Stri
 export function overlay(frame, row, side) {
   if (!tab?.overview() || !shown() || row.broken || row.fixed) return frame;
   const mask = make("img", { className: "mask", alt: "", src: maskAt(row.name, side), draggable: false });
-  mask.addEventListener("kohya:gone", () => mask.remove());
+  mask.addEventListener("kohya:lost", () => mask.remove());
   frame.append(mask);
   return frame;
 }

@@ -174,12 +174,13 @@ async function save(box) {
  */
 async function write(box, state, field, rows) {
   const tab = tabOf(box), { file, known: fileState } = state, isSameFile = noteSubject(() => state.file);
+  const waiting = key(box, file), before = store(waiting);
   try {
     /** @type {{ file: string, known: string, said: string }} */
     const saved = await ask("prompts_save", { tab, sent: sentOf(tab), file, known: fileState, rows });
+    if (isSameFile() || store(waiting) === before) store(waiting, NOTHING); // unless more was typed before the choice
     if (!isSameFile()) return; // another one was chosen meanwhile
     Object.assign(state, { file: saved.file, known: saved.known });
-    store(key(box, file), NOTHING);
     if (state.unsaved) keep(box, state); // what was typed meanwhile belongs to this version of the file
     tell(box, saved.said + (field.value ? "" : sampleAfterEpochs(box)));
     if (field.value === saved.file) return;

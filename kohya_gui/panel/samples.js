@@ -25,8 +25,9 @@ document.addEventListener("click", (event) => {
   openViewer(() => rows, address, true, () => sameNow()?.focus()); // the panel may have replaced it
 });
 // Replace a deleted image by a note, and remove an original that is missing or that the page may not read.
-document.addEventListener("kohya:gone", ({ target }) => {
+document.addEventListener("kohya:lost", (event) => {
+  const { target, detail } = /** @type {CustomEvent<import("../server/images.js").Lost>} */ (event);
   const sample = target instanceof HTMLImageElement ? target.closest(".sample") : null;
   if (sample?.matches(".original")) sample.remove();
-  else sample?.replaceWith(goneNote()); // in its place, as columns are steps or files
+  else sample?.replaceWith(goneNote(detail)); // in its place, as columns are steps or files
 });

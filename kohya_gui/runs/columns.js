@@ -130,7 +130,7 @@ function nameCell({ id, name, apart, last_sample: sample, error, damaged }) {
       alt: "", loading: "lazy", decoding: "async",
     })
     : make("span", { className: "no-image" });
-  if (sample) shown.addEventListener("kohya:gone", () => shown.replaceWith(make("span", { className: "no-image" })));
+  if (sample) shown.addEventListener("kohya:lost", () => shown.replaceWith(make("span", { className: "no-image" })));
   const link = make("a", { href: `#${addressOf("runs", id)}` }, make("span", { className: "own" }, name));
   const which = apart ? make("small", { className: "own" }, apart) : null;
   const why = damaged || error ? make("small", { className: "why", title: error }, error) : null;

@@ -8,6 +8,7 @@ import { goneNote, openViewer, titleOfStep } from "./viewer.js";
 
 /** @typedef {{ run: string, place: number, step: number, number: number, prompt: string, made: number }} Sample */
 /** @typedef {{ key: string, number: number, prompt: string }} Row */
+/** @typedef {import("../server/images.js").Lost} Lost */
 /** @typedef {{ rows: Row[], steps: number[], samples: Map<string, Sample> }} Grid */
 
 const MAX_COLUMNS = 24, MAX_ROWS = 24; // initially shown, the newest steps
@@ -129,7 +130,8 @@ export class Gallery {
       const button = makeButton("", () => openViewer(() => this.pictures, this.addressOf(row.key, step)), {
         className: "shot", "aria-label": about,
       });
-      image.addEventListener("kohya:gone", () => button.replaceWith(goneNote()), { once: true });
+      image.addEventListener("kohya:lost", (event) =>
+        button.replaceWith(goneNote(/** @type {CustomEvent<Lost>} */ (event).detail)), { once: true });
       button.append(image);
       cell.append(button);
     }

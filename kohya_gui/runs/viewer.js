@@ -6,6 +6,7 @@ import { fillSelect, find, hit, make, makeButton } from "../server/elements.js";
 
 /** @typedef {{ position: number, title: string, address: string }} Shot `position`: its step or column */
 /** @typedef {{ prompt: string, shots: Shot[] }} Row */
+/** @typedef {import("../server/images.js").Lost} Lost */
 
 /** @type {HTMLDialogElement | undefined} */
 let dialog;
@@ -58,12 +59,17 @@ function build() {
     render();
   });
   const stage = make("div", { className: "stage", tabIndex: 0, role: "group", "aria-label": translated("Sample") },
-    ...["under", "over"].flatMap((className) => [make("img", { className, alt: "" }), goneNote(className)]),
+    ...["under", "over"].flatMap((className) => [make("img", { className, alt: "" }), goneNote(undefined, className)]),
     make("i", { className: "divider" }), make("b", { className: "left" }), make("b", { className: "right" }));
   for (const kind of /** @type {const} */ (["pointerdown", "pointermove"])) stage.addEventListener(kind, drag);
-  for (const kind of ["kohya:gone", "load"]) // "load" does not bubble
-    stage.addEventListener(kind, ({ target }) =>
-      target instanceof HTMLImageElement && target.classList.toggle("broken", kind !== "load"), true);
+  stage.addEventListener("kohya:lost", (event) => {
+    const { target, detail } = /** @type {CustomEvent<Lost>} */ (event);
+    if (!(target instanceof HTMLImageElement)) return;
+    target.classList.add("broken");
+    target.nextElementSibling?.replaceChildren(wordsOfLoss(detail));
+  });
+  stage.addEventListener("load", ({ target }) => // which does not bubble
+    target instanceof HTMLImageElement && target.classList.remove("broken"), true);
   /** @type {HTMLDialogElement} */
   const element = make("dialog", { className: "viewer", "aria-label": translated("Sample in full size") },
     make("header", {}, make("p", {}, make("span", { className: "own" })),
@@ -127,12 +133,16 @@ function drag(event) {
   render();
 }
 
+/** @param {Lost} lost */
+const wordsOfLoss = ({ isGone }) => translated(isGone ? "The file is gone" : "This image cannot be shown");
+
 /**
- * What stands in place of an image whose file was deleted.
+ * What stands in place of an image that the server refuses, mostly as its file was deleted.
+ * @param {Lost} [lost]
  * @param {string} [of]
  */
-export const goneNote = (of = "") =>
-  make("span", { className: `gone ${of}`.trim() }, translated("The file is gone"));
+export const goneNote = (lost = { isGone: true }, of = "") =>
+  make("span", { className: `gone ${of}`.trim() }, wordsOfLoss(lost));
 
 /** @param {number} step */
 export const titleOfStep = (step) =>

@@ -1,8 +1,11 @@
-// Images that fail to load: loaded again once the server answers; "kohya:gone" tells which have no file any more.
+// Images that fail to load are loaded again while the server does not answer; "kohya:lost" tells which it refuses.
 import { wait } from "./http.js";
 
-const PAUSE = 2000; // milliseconds between two requests while the server does not answer
-const UNAUTHORIZED = 401; // a restarted server wants its token first
+/** @typedef {{ isGone: boolean }} Lost `isGone`: whether the server has no such file any more */
+
+const SHORTEST = 2000, LONGEST = 30_000; // milliseconds between two requests while the server does not answer
+const GONE = [404, 410];
+const TEMPORARY = [401, 408, 425, 429]; // 401: a restarted server wants its token first
 /** @type {WeakMap<HTMLImageElement, string>} the address that was loaded a second time */
 const loadedAgain = new WeakMap();
 
@@ -12,22 +15,25 @@ const loadedAgain = new WeakMap();
  */
 async function loadAgain(image) {
   const { src } = image;
-  while (image.isConnected && image.src === src) {
+  for (let pause = SHORTEST; ; pause = Math.min(LONGEST, 2 * pause)) {
     const status = await statusOf(src);
-    if (image.src !== src) return;
-    const isThere = status >= 200 && status < 300, isRefused = status >= 400 && status < 500 && status !== UNAUTHORIZED;
+    if (image.src !== src) return; // it shows another one meanwhile
+    const isThere = status >= 200 && status < 300;
     if (isThere && loadedAgain.get(image) !== src) {
       loadedAgain.set(image, src);
       image.src = src; // which loads it, even from the same address
       return;
     }
-    if (isThere || isRefused) { // a file that arrives and still fails is no image
-      image.dispatchEvent(new CustomEvent("kohya:gone", { bubbles: true }));
+    if (isThere || (status >= 400 && status < 500 && !TEMPORARY.includes(status))) {
+      const detail = { isGone: GONE.includes(status) }; // another one is refused, or no image
+      image.dispatchEvent(new CustomEvent("kohya:lost", { bubbles: true, detail }));
       return;
     }
-    await wait(PAUSE);
+    await Promise.race([wait(pause), isBack()]);
   }
 }
+
+const isBack = () => new Promise((done) => document.addEventListener("kohya:back", done, { once: true }));
 
 /**
  * The status of a response; 0 without one.
@@ -50,10 +56,13 @@ async function statusOf(address) {
  */
 export const isLoaded = (image) => new Promise((done) => {
   image.addEventListener("load", () => done(true), { once: true });
-  image.addEventListener("kohya:gone", () => done(false), { once: true });
+  image.addEventListener("kohya:lost", () => done(false), { once: true });
 });
 
-// Error events of images do not bubble.
+// Events of images do not bubble.
 document.addEventListener("error", ({ target }) => {
   if (target instanceof HTMLImageElement && target.src.startsWith(location.origin)) void loadAgain(target);
+}, true);
+document.addEventListener("load", ({ target }) => {
+  if (target instanceof HTMLImageElement) loadedAgain.delete(target);
 }, true);

@@ -81,15 +81,50 @@ def test_images_of_a_data_set_come_back(visit, served):
 
 
 @pytest.mark.browser
-def test_a_file_that_is_no_image_is_gone(visit, served):
-    run_with_samples(served[1], "away-damaged")
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "The file is gone"), (403, "This image cannot be shown"), (200, "cannot be shown")]
+)
+def test_a_refused_image_is_gone_only_if_the_server_has_none(visit, served, status, words):
+    """Status 200: the file arrives, and is no image."""
+    run_with_samples(served[1], f"refused-{status}")
     visitor = visit()
     page = visitor.page
     page.locator(".live .sample img").first.wait_for()
-    page.route(SAMPLES, lambda route: route.fulfill(body=b"no image", content_type="image/png"))
+    page.route(SAMPLES, lambda route: route.fulfill(status=status, body=b"no image", content_type="image/png"))
     page.reload()
-    page.locator(".live .strip .gone").first.wait_for()
-    page.unroute(SAMPLES)
+    page.locator(".live .strip .gone", has_text=words).first.wait_for()
+    page.unroute_all(behavior="wait")
+    visitor.complaints.clear()
+
+
+@pytest.mark.browser
+def test_an_image_comes_back_each_time_that_it_fails(visit):
+    """An element may fail, show its image, and fail again, as those of the viewer do."""
+    visitor = visit()
+    page, answers = visitor.page, []
+    name, empty = "data-once", "<svg xmlns='http://www.w3.org/2000/svg' width='4' height='4'/>"
+
+    def answer(route):
+        status = answers.pop(0) if answers else 200
+        if status:
+            route.fulfill(status=status, body=empty, content_type="image/svg+xml")
+        else:
+            route.abort()
+
+    page.route(f"**/own/{name}*", answer)
+    show = """async (name) => {
+        const image = document.querySelector("#come-back") ?? document.body.appendChild(new Image());
+        image.id = "come-back";
+        image.lost ??= image.addEventListener("kohya:lost", () => image.dataset.lost = "yes") ?? true;
+        image.removeAttribute("src");
+        image.src = `own/${name}?${Math.random()}`;
+        await new Promise((done) => image.addEventListener("load", done, { once: true }));
+        return image.dataset.lost ?? "";
+    }"""
+    for statuses in ([0, 0], [0, 429], [0, 503], [0]):  # of the image, then of the request about it
+        answers[:] = statuses
+        assert page.evaluate(show, name) == ""
+    page.unroute_all(behavior="wait")
     visitor.complaints.clear()
 
 
