@@ -45,8 +45,9 @@ export function renderOverview(root, overview, filter, narrow) {
   part(".numbers").replaceChildren(
     ...numbers(overview).map(([title, text]) => make("div", {}, make("dt", {}, title), make("dd", {}, text))));
   part(".steps").textContent = steps(overview.count);
-  const captions = overview.kinds.missing ? linkToCaptions(part("[data-panel=caption]")) : "";
-  part(".findings").replaceChildren(...findings(overview, filter, narrow), captions);
+  const captions = overview.kinds.missing && !overview.unread_ending
+    ? [linkToCaptions(part("[data-panel=caption]")), linkToOneCaption(part("[data-panel=tags]"))] : [];
+  part(".findings").replaceChildren(...findings(overview, filter, narrow), ...captions);
   part(".notes").replaceChildren(...overview.notes.map((note) => make("li", {}, note)), ...captionFix(overview));
   showBuckets(part(".buckets"), overview.count.buckets);
   const places = overview.places.map((place) => [
@@ -121,6 +122,21 @@ function linkToCaptions(panel) {
     panel.setAttribute("open", "");
     panel.scrollIntoView({ block: "start" });
     find(panel, "summary").focus({ preventScroll: true });
+  }, { className: "to-captions" });
+}
+
+/**
+ * A button that leads to the field whose words are written into the caption of every image that is shown.
+ * @param {HTMLElement} panel
+ */
+function linkToOneCaption(panel) {
+  return makeButton("Write the same words for all", () => {
+    panel.setAttribute("open", "");
+    const action = find(panel, "#tags-action", HTMLSelectElement);
+    action.value = "add";
+    action.dispatchEvent(new Event("input"));
+    panel.scrollIntoView({ block: "start" });
+    find(panel, "#tags-put").focus({ preventScroll: true });
   }, { className: "to-captions" });
 }
 

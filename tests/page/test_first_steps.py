@@ -113,6 +113,15 @@ def test_the_demo_brings_a_small_model_images_and_prompts(visit, served, monkeyp
     assert rows.nth(0).locator("[data-prompt=scale]").input_value() in ("4", "4.0")
 
 
+def writes_one_caption_for_all(page) -> None:
+    page.get_by_role("button", name="Write the same words for all").click()
+    page.wait_for_function("document.activeElement.matches('#tags-put')")
+    page.keyboard.type("photo of zorb dog")
+    page.keyboard.press("Enter")
+    page.locator("[data-do=edit]:enabled").click()
+    page.wait_for_function("document.querySelector('.images .cards textarea').value === 'photo of zorb dog'")
+
+
 @pytest.mark.browser
 def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit, served, hub, tmp_path):  # noqa: F811
     hub.repositories[OFFER.repository] = {OFFER.path: CHECKPOINT}
@@ -144,6 +153,7 @@ def test_a_newcomer_gets_from_an_empty_page_to_a_result_that_can_be_tried(visit,
     follows("train")
     page.get_by_role("button", name="Write captions with a model").click()  # offered as the image has no caption
     page.locator("[data-panel=caption][open]").wait_for()
+    writes_one_caption_for_all(page)
     steps.nth(3).click()
     page.wait_for_function("document.activeElement.matches('button.train')")
     page.set_viewport_size({"width": 390, "height": 844})
