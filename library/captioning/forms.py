@@ -7,7 +7,7 @@ from library.jobs.forms import CommandForms
 FORMS = CommandForms(
     "caption",
     build_caption_parser,
-    {"wd14": "WD14 tagger", "hf": "Vision language model"},
+    {"wd14": "Tags (WD14 tagger)", "hf": "Sentences (vision language model)"},
     {
         "folder": "Images",
         "model": "Model",

@@ -108,7 +108,7 @@ def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(vi
     page.locator("#images-folder").fill(str(folder))
     visitor.click("Open folder")
     page.get_by_text("Captions by a model").click()
-    page.locator(".commands[data-command=caption]").get_by_text("Vision language model", exact=True).click()
+    page.locator(".commands[data-command=caption]").get_by_text("Sentences (vision language model)", exact=True).click()
     page.locator("#caption-hf-model").fill("some/vlm")
     assert page.locator("#caption-hf-prompt").input_value() == "Describe this image in one sentence."
     page.get_by_label("Ready prompts").select_option("Tags")

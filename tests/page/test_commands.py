@@ -146,7 +146,7 @@ def running(kind, *words):
 @pytest.mark.parametrize(
     ("kind", "words", "title"),
     [
-        ("caption", ["caption", "wd14", "images"], "WD14 tagger"),
+        ("caption", ["caption", "wd14", "images"], "Tags (WD14 tagger)"),
         ("caching", ["cache", "latents", "images-flux_train_network.toml"], "Cache of images"),
         ("models", ["models", "get", "--into=models"], "Download"),
         ("sample", ["sample", "flux_train_network.toml"], "Generate"),
@@ -157,7 +157,7 @@ def running(kind, *words):
 def test_a_second_process_of_a_kind_waits_for_the_first_by_its_title(page, kind, words, title):
     commands.refuse_second(kind)
     running(kind, *words)
-    with pytest.raises(ConfigError, match=f"^{title} is still running"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(title)} is still running"):
         commands.refuse_second(kind)
 
 
