@@ -1,4 +1,4 @@
-// Images that fail to load are loaded again while the server does not answer; "kohya:lost" tells which it refuses.
+// Loads images again that failed because the server did not answer. One that it refuses gets the event "kohya:lost".
 import { wait } from "./http.js";
 
 /** @typedef {{ isGone: boolean }} Lost `isGone`: whether the server has no such file any more */
@@ -25,7 +25,7 @@ async function loadAgain(image) {
       return;
     }
     if (isThere || (status >= 400 && status < 500 && !TEMPORARY.includes(status))) {
-      const detail = { isGone: GONE.includes(status) }; // another one is refused, or no image
+      const detail = { isGone: GONE.includes(status) }; // otherwise it is refused, or no image
       image.dispatchEvent(new CustomEvent("kohya:lost", { bubbles: true, detail }));
       return;
     }

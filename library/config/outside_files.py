@@ -249,7 +249,7 @@ class _LimitedLoader(yaml.SafeLoader):
             AttributeError,
             ValueError,
             OverflowError,
-        ):  # of "!!bool x", which the package takes as said
+        ):  # as of "!!bool x": the package does not check a tag against its text
             if not isinstance(node, yaml.ScalarNode):
                 raise
             where = f"line {node.start_mark.line + 1}: {node.value[:LONGEST_NUMBER]!r}"

@@ -103,8 +103,8 @@ class Option:
     def read(self, value: Any) -> Any:
         """Parse a value of any origin into the declared type. Raises ConfigError without the option's name.
 
-        None and "" mean "not set": returns None, an empty tuple, or the default of a text option. So do spaces, except
-        in free text, and a list of such words, as `--text_encoder_lr=` is.
+        None and "" mean "not set": returns None, an empty tuple, or the default of a text option. Spaces mean the same
+        except in free text, and so does a list of nothing else (`--text_encoder_lr=`).
         """
         if isinstance(value, str) and not self.many and self.kind in ("file", "folder", "secret"):
             value = strip_pasted(value)

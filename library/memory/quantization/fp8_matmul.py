@@ -8,7 +8,7 @@ With W = s * Q (s [out, 1], Q in 8 bits) the output is x W^T = (x Q^T) * s^T, an
 weight's scale is multiplied into g before that is rounded, since hardware can only scale dimensions that are not
 summed.
 
-The backward product reads the weight transposed. It is transposed in each step, or kept so as well.
+The backward product reads the weight transposed: it is transposed in each step, or stored transposed as well.
 """
 
 from typing import Any, TypeGuard, cast
