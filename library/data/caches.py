@@ -353,19 +353,21 @@ def _is_younger(file: str, sources: Sequence[str]) -> bool:
 
 
 def _arrays_of_other_sizes(entry: LatentEntry) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the arrays and texts of other sizes in the file that belong to the current image."""
+    """Return the arrays and texts of other sizes in the file that belong to the current image.
+
+    Arrays are copies: Windows replaces no file of which a part is still mapped.
+    """
     try:
         with cache_files.open_cache_file(entry.file) as file:
             if entry.cache.architecture:  # its keys contain the size of a reference image, not of the image itself
                 if any(not _still_same_image(file, entry, name[len(MADE_FROM) :]) for name in _made_from(file)):
                     return {}, {}
-                return {name: file.array(name) for name in file.names}, {
-                    n: file.fact(n) or "" for n in _made_from(file)
-                }
+                texts = {name: file.fact(name) or "" for name in _made_from(file)}
+                return {name: file.array(name).copy() for name in file.names}, texts
             tails = {match[1] for key in file.names if (match := SEVERAL.fullmatch(key))} - {entry.tail}
             unchanged = {tail for tail in tails if _still_same_image(file, entry, tail)}
             keys = (key for key in file.names if (match := KEPT_ARRAYS.fullmatch(key)) and match[1] in unchanged)
-            return {key: file.array(key) for key in keys}, {}
+            return {key: file.array(key).copy() for key in keys}, {}
     except BROKEN:
         return {}, {}
 

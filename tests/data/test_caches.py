@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 
 from library import data
 from library.config.problems import ConfigError
-from library.data import caches, encoding
+from library.data import cache_files, caches, encoding
 from library.data.batch import padded
 from library.data.loading import Batches
 from library.data.ordering import Draw
@@ -260,8 +261,16 @@ def test_processes_share_the_work_and_find_all_of_it(config):
         assert all(mine.latents.load(image)["latents"].shape == (4, 8, 8) for image in mine.items)
 
 
-@pytest.mark.parametrize("cache", [make.SDXL, make.FLUX])
-def test_one_image_at_two_resolutions(folder, cache):
+@pytest.mark.parametrize("cache", [make.SDXL, make.FLUX, MUSUBI])
+def test_one_image_at_two_resolutions(folder, cache, monkeypatch):
+    """A file that holds both sizes is replaced while no part of it is mapped, which Windows would refuse."""
+    write, maps = cache_files.write_cache_file, Path("/proc/self/maps")
+
+    def write_unmapped(file, *content):
+        assert not maps.exists() or file not in maps.read_text()
+        write(file, *content)
+
+    monkeypatch.setattr(cache_files, "write_cache_file", write_unmapped)
     dataset = "[[datasets]]\nresolution = {0}\n[[datasets.subsets]]\nimage_dir = '{1}'\n"
     file = folder.parent / "data.toml"
     file.write_text("".join(dataset.format(size, folder) for size in (64, 128)))
