@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 from library import families
 from library.config.building import build_config
@@ -97,7 +97,8 @@ def leave_as_musubi_tuner(folder, names, changed=lambda name, tensors: tensors):
     for name in names:
         with safe_open(folder / name, "pt") as file:
             facts = {key: value for key, value in file.metadata().items() if not key.startswith("made_from")}
-        save_file(changed(name, load_file(folder / name)), folder / name, facts)
+        tensors = load((folder / name).read_bytes())  # Windows writes over no file that is mapped
+        save_file(changed(name, tensors), folder / name, facts)
 
 
 def extract_and_resize(merged, base, lora, folder):

@@ -108,7 +108,7 @@ def test_every_name_of_a_text_encoder_is_read(files, tmp_path):
     for prefix in ("model.language_model.", "language_model.model."):
         tensors = {prefix + name: tensor for name, tensor in own.items()}
         tensors |= {"visual.blocks.0.attn.qkv.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2, 2)}
-        path = saved(tensors, tmp_path / "t.safetensors")
+        path = saved(tensors, tmp_path / f"{prefix}safetensors")  # Windows writes over no file that is mapped
         assert said(files, text_encoder=path) == []
         weights_read = family(files | {"text_encoder": path}).load(torch.float32).encoders["text_encoder"].state_dict()
         assert all(torch.equal(weights_read[name], tensor) for name, tensor in before.items())
