@@ -10,6 +10,7 @@ REPOSITORY = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])", re
 DRIVE = re.compile(r"[A-Za-z]:/")  # of Windows: file:///C:/cat.png
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
 NAME_AND_PASSWORD = re.compile(r"(?<=:)(/+)[^/?#]*@")  # https://name:password@host
+BEHIND_THE_PATH = re.compile(r"[?#;]")
 # Addresses of pages, of downloads and of huggingface_hub's own file system: the repository, and the path in it.
 ON_THE_HUB = re.compile(
     r"(?:https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?:models/)?(?!datasets/|spaces/)([\w.-]+/[\w.-]+)"
@@ -38,8 +39,8 @@ def repository_of(address: str) -> str:
 
 
 def without_secrets(address: str) -> str:
-    """Return the beginning of a web address without a password or a query, which may have a token."""
-    return NAME_AND_PASSWORD.sub(r"\1", address, count=1).partition("?")[0][:MAX_ADDRESS_SHOWN]
+    """Return the beginning of a web address without a password or what follows the path, which may be a token."""
+    return BEHIND_THE_PATH.split(NAME_AND_PASSWORD.sub(r"\1", address, count=1), maxsplit=1)[0][:MAX_ADDRESS_SHOWN]
 
 
 def about_address(option: str, text: str, takes: str | None = None) -> Problem | None:
