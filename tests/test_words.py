@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kohya_gui.api.words_page import WORDS, table_rows
 from kohya_gui.i18n.texts import MEANINGS_FOLDER, load_catalogue
 from tests import source
 
@@ -178,9 +179,7 @@ def test_texts_of_every_place_are_looked_at():
 
 def glossary() -> list[list[str]]:
     """The rows of docs/words.md: word, meaning, and the word in Chinese and in Japanese."""
-    lines = (source.ROOT / "docs" / "words.md").read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    return rows[1:]
+    return table_rows(WORDS.read_text(encoding="utf-8"))[1:]
 
 
 @pytest.mark.parametrize(("language", "column"), [("zh", 2), ("ja", 3)])

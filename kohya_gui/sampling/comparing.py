@@ -60,7 +60,7 @@ class FileComparison:
         lines = [line.strip() for line in request.text("prompts").splitlines() if line.strip()]
         text = prompt_rows.rows_as_text([{"prompt": line} for line in lines]) if lines else ""
         if text:
-            # A whole model may be compared without its base: the job finds out.
+            # Whether a whole model has its base beside it is found out by the job.
             check_image_count(len(files) + config.adapters, [prompts.parse_line(line) for line in text.splitlines()])
         place = jobs.new(COMPARE_KIND)
         if text:

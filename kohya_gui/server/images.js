@@ -25,7 +25,7 @@ async function loadAgain(image) {
       return;
     }
     if (isThere || (status >= 400 && status < 500 && !TEMPORARY.includes(status))) {
-      const detail = { isGone: GONE.includes(status) }; // otherwise it is refused, or no image
+      const detail = { isGone: GONE.includes(status) }; // otherwise the server refuses it, or it is no image
       image.dispatchEvent(new CustomEvent("kohya:lost", { bubbles: true, detail }));
       return;
     }

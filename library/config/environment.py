@@ -60,7 +60,7 @@ def print_any_text() -> None:
     encoding = "utf-8" if WINDOWS and not os.environ.get("PYTHONIOENCODING") else None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Consoles have Unicode anyhow; else Windows' own is a code page that lacks most characters.
+            # Consoles print Unicode anyway; for files and pipes, Windows uses a code page that lacks most characters.
             stream.reconfigure(encoding=None if stream.isatty() else encoding, errors="backslashreplace")
 
 

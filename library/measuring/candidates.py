@@ -236,7 +236,7 @@ def advise_changes(changes: Overrides, config: RunConfig) -> MessageLike:
     """Return changes of a config as advice: "use fp8_base", "lower train_batch_size"."""
 
     def advise_change(name: str, value: Any) -> Message:
-        # A share of 1 is the default, and none of less memory.
+        # A share of 1 is the default, which no advice to save memory sets by itself.
         if value is False or (name == "compile_activation_budget" and value == 1):
             return Message("leave {name} out", name=option_name(name))
         if isinstance(value, bool | str):
