@@ -76,7 +76,8 @@ def _print_report(imported: importers.Imported, path: Path | None) -> None:
     for name in () if path else imported.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=stream)
     if path:
-        print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=stream)
+        written = " and ".join(str(file) for file in (path, *_companions(imported, path).values()))
+        print(f"wrote {written}; next: {quote_command(['kohya', 'check', str(path)])}", file=stream)
 
 
 def _find_blanks(imported: importers.Imported) -> list[Problem]:
@@ -182,11 +183,16 @@ def _export(imported: importers.Imported, base: Path | None, path: Path | None) 
     return EXIT_DONE
 
 
+def _companions(imported: importers.Imported, path: Path) -> dict[str, Path]:
+    """Return the files that the config at a path names and the import writes beside it, by option."""
+    return {name: path.with_name(path.stem + SUFFIX[name]) for name in imported.texts}
+
+
 def _write(imported: importers.Imported, path: Path, source: Path) -> importers.Imported:
     """Write the config, and the files that it names; none if one of them exists."""
     if path.suffix.lower() != ".toml":
         raise ConfigError("{path} must end in .toml", path=path)
-    companions = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in imported.texts}
+    companions = {name: file.resolve() for name, file in _companions(imported, path).items()}
     for target in (path, *companions.values()):
         if target.exists():
             raise ConfigError("{each} exists already; choose another name", each=target)
