@@ -35,7 +35,8 @@ kohya cache {kind} --{family} --train_data_dir FOLDER --pretrained_model_name_or
 Encodes all {what} and keeps the results beside the images, where a training with
 {option} finds them. If you stop it, the next start continues there. Waits while a training uses the GPUs.
 Options are those of the training script and of the launcher: --num_processes 2 --gpu_ids 0,1 uses two GPUs,
-each for its share. Without a TOML, one of these names the family: {families}."""
+each for its share. Without a TOML, one of these names the family:
+{families}."""
 
 
 def start_caching(kind: str, argv: list[str]) -> int:

@@ -263,18 +263,16 @@ def _merge(parser: argparse.ArgumentParser) -> None:
 def _extract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tuned", type=Path, help="the checkpoint that was fine-tuned")
     parser.add_argument("base", type=Path, help="the checkpoint that it was made from")
-    parser.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
+    parser.add_argument("--rank", type=int, default=16, help="rank of every module")
     parser.add_argument(
         "--conv_rank", type=int, help="take residual blocks of convolutions as well, 3x3 with this rank"
     )
-    parser.add_argument(
-        "--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none (%(default)s)"
-    )
-    text = "text encoders that differ nowhere by more are left out (%(default)s)"
+    parser.add_argument("--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none")
+    text = "text encoders that differ nowhere by more are left out"
     parser.add_argument("--min_diff", type=float, default=0.01, help=text)
-    text = "power steps of the quick decomposition; 0: the exact, slow one (%(default)s)"
+    text = "power steps of the quick decomposition; 0: the exact, slow one"
     parser.add_argument("--iterations", type=int, default=4, help=text)
-    parser.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="where to compute: cpu or cuda")
     _add_output_options(parser, default="fp16")
 
 
@@ -286,7 +284,7 @@ def _resize(parser: argparse.ArgumentParser) -> None:
         "--method",
         default="fixed",
         choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
-        help="how the rank of each module is found (%(default)s)",
+        help="how the rank of each module is found",
     )
     text = "for a ratio, a number above 1; for a share, how much is kept, such as 0.9"
     parser.add_argument("--parameter", type=float, help=text)
