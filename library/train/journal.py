@@ -168,7 +168,7 @@ class Journal:
         self.say(f"{images}, {in_epoch} per epoch in {sizes}; {steps} in {epochs}")
         if lengths := sorted(set(batches.text_lengths.values())):
             span = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else lengths[0]
-            self.say(f"Steps read {span} tokens of the captions, validation and samples read all")
+            self.say(f"Steps read {span} tokens of each caption; validation and samples read all")
 
     def step(self, line: JsonMapping, total: int) -> None:
         """Log the numbers of a step to record and trackers, and about 100 times per training on the console."""
