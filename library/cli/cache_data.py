@@ -85,7 +85,8 @@ def main(kind: str, argv: list[str]) -> int:
 
             images = make_caches(reading.config, report)
             if environment.first_process():
-                print(f"{kind} of {images} image{'s' * (images != 1)} are cached", flush=True)
+                what = "captions" if kind == "text" else kind
+                print(f"{what} of {images} image{'s' * (images != 1)} are cached", flush=True)
     except ConfigError as error:
         train_script.fail(error, code=1)
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from library import families
 from library.config.arguments import Arguments
 from library.config.pasted import pasted_path
 from library.config.problems import (
@@ -113,10 +114,13 @@ def resize(arguments: argparse.Namespace) -> int:
     if all(after >= before for before, after in done.ranks.values()):
         print(f"note: no module has more ranks than requested, so nothing was cut: {done.path} equals {arguments.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
-    print(
-        f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept_share:.1%} of its norm"
-    )
+    print(f"{done.path}: {_rank_text(ranks)}; every module keeps at least {done.kept_share:.1%} of its norm")
     return EXIT_DONE
+
+
+def _rank_text(ranks: list[int]) -> str:
+    """Return the range of sorted ranks: "rank 16", or "ranks 4 to 16"."""
+    return f"rank {ranks[0]}" if ranks[0] == ranks[-1] else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def convert(arguments: argparse.Namespace) -> int:
@@ -175,9 +179,10 @@ def _summary_lines(findings: "Findings") -> Iterator[str]:
     ranks = sorted({row.rank for row in findings.modules if row.rank})
     norms = sorted(row.norm for row in findings.modules if row.norm is not None)
     kinds = ", ".join(sorted({row.kind for row in findings.modules}))
-    family = findings.family or "unknown family"
+    model = f" for {families.facts_of(findings.family).title}" if findings.family else ""
     modules = counted(len(findings.modules), "module")
-    yield f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}"
+    rank = f", {_rank_text(ranks)}" if ranks else ""
+    yield f"{modules} of {kinds}{model}, {findings.style} names{rank}"
     if norms:
         yield f"norms {norms[0]:.4g} to {norms[-1]:.4g}, median {norms[len(norms) // 2]:.4g}"
 
