@@ -45,7 +45,7 @@ class _Refusing(argparse.Action):
 
 def build_server_parser() -> argparse.ArgumentParser:
     """Return the options of the page's command."""
-    parser = Arguments(prog="kohya gui", description="Show the training page in your browser.")
+    parser = Arguments(prog="kohya gui", description="Open the page in your browser.")
     parser.add_argument(
         "--host",
         "--listen",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from library import families
 from library.adapter_files import adapters, names, storage
 from library.adapter_files.changes import LayerChange, rank_of
 from library.adapter_files.factors import AdapterFactors
@@ -204,7 +205,8 @@ def _compare_modules(findings: Findings, modules: Mapping[Module, Part], model: 
     """Compare every module with the model's header."""
     if model.family != findings.family:
         template = "the LoRA is for {family}, and {path} is a model of {other}"
-        findings.problems.append(Message(template, family=findings.family, path=model.path, other=model.family))
+        trained, other = (families.facts_of(name).title for name in (findings.family, model.family))
+        findings.problems.append(Message(template, family=trained, path=model.path, other=other))
         return
     absent, wrong, elsewhere = [], [], Counter()
     present = {module.part for module in model.modules(False)}

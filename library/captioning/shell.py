@@ -50,7 +50,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
         description="Caption images with a model. The page's tab Data shows what was written, and can undo it.",
     )
     ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
-    text = "tags by a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
+    text = "write tags with a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     tagger = ways.add_parser("wd14", help=text, description=text)
     model = "folder with model.onnx and selected_tags.csv, or a Hugging Face id such as SmilingWolf/wd-vit-tagger-v3"
     _add_model_arguments(tagger, model)
@@ -60,7 +60,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     tagger.add_argument("--rating", action="store_true", help="begin with the rating (general, sensitive and so on)")
     tagger.add_argument("--underscores", action="store_true", help="keep underscores instead of spaces")
     _add_caption_options(tagger, 4)
-    text = "sentences by a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
+    text = "write sentences with a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
     describer = ways.add_parser("hf", help=text, description=text)
     model = "folder with config.json and .safetensors, or a Hugging Face id such as Qwen/Qwen2.5-VL-3B-Instruct"
     _add_model_arguments(describer, model)
@@ -76,7 +76,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
 
 def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the flags of sd-scripts' finetune/make_captions.py, with its defaults."""
-    text = "captions by BLIP, with the flags of sd-scripts' make_captions.py; existing captions are replaced"
+    text = "write captions with BLIP and the flags of sd-scripts' make_captions.py, replacing existing captions"
     parser = ways.add_parser("blip", help=text, description=text)
     parser.add_argument("folder", type=Path, metavar="train_data_dir", help="folder of images")
     parser.add_argument(
@@ -84,24 +84,24 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         dest="model",
         default=BLIP,
         metavar="MODEL",
-        help="BLIP in .safetensors: a folder or a Hugging Face id (default: %(default)s)",
+        help="BLIP in .safetensors: a folder or a Hugging Face id",
     )
     parser.add_argument(
         "--caption_extension",
         "--caption_extention",  # sd-scripts still accepts this misspelling of earlier versions
         dest="extension",
         default=".caption",
-        help="extension of the caption files (default: %(default)s)",
+        help="extension of the caption files",
     )
     parser.add_argument(
         "--beam_search", action="store_true", help="beam search; else tokens are drawn (nucleus sampling)"
     )
-    parser.add_argument("--num_beams", type=int, default=1, help="beam search width (default: %(default)s)")
-    parser.add_argument("--top_p", type=float, default=0.9, help="of nucleus sampling (default: %(default)s)")
-    parser.add_argument("--max_length", type=int, default=75, help="most tokens of a caption (default: %(default)s)")
-    parser.add_argument("--min_length", type=int, default=5, help="fewest tokens of a caption (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=42, help="of nucleus sampling (default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=1, help="images at once (default: %(default)s)")
+    parser.add_argument("--num_beams", type=int, default=1, help="beam search width")
+    parser.add_argument("--top_p", type=float, default=0.9, help="of nucleus sampling")
+    parser.add_argument("--max_length", type=int, default=75, help="most tokens of a caption")
+    parser.add_argument("--min_length", type=int, default=5, help="fewest tokens of a caption")
+    parser.add_argument("--seed", type=int, default=42, help="of nucleus sampling")
+    parser.add_argument("--batch_size", type=int, default=1, help="images at once")
     parser.add_argument(
         "--recursive",
         dest="depth",

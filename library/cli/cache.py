@@ -22,11 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in cache_data.SCRIPTS:
         return cache_data.start_caching(argv[0], [*argv[1:]])
-    description = "Show or clean the cache of compiled code. kohya cache latents and kohya cache text cache a data set."
-    parser = Arguments("kohya cache", description=description)
-    parser.add_argument("what", nargs="?", choices=sorted(cache_data.SCRIPTS), help="cache a data set: its own --help")
+    parser = Arguments(
+        "kohya cache",
+        description="Show or clean the cache of compiled code. kohya cache latents and kohya cache text encode a data "
+        "set.",
+    )
+    text = "encode a data set: kohya cache latents --help"
+    parser.add_argument("what", nargs="?", choices=sorted(cache_data.SCRIPTS), help=text)
     parser.add_argument("--clean", action="store_true", help="remove all of it; the next training compiles again")
-    parser.add_argument("--limit", type=float, metavar="GB", help="keep at most so much, now and from now on")
+    text = "keep at most this much, now and after later trainings"
+    parser.add_argument("--limit", type=float, metavar="GB", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
     if arguments.what:

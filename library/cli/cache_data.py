@@ -35,7 +35,8 @@ kohya cache {kind} --{family} --train_data_dir FOLDER --pretrained_model_name_or
 Encodes all {what} and keeps the results beside the images, where a training with
 {option} finds them. If you stop it, the next start continues there. Waits while a training uses the GPUs.
 Options are those of the training script and of the launcher: --num_processes 2 --gpu_ids 0,1 uses two GPUs,
-each for its share. Without a TOML, one of these names the family: {families}."""
+each for its share. Without a TOML, one of these names the family:
+{families}."""
 
 
 def start_caching(kind: str, argv: list[str]) -> int:
@@ -84,7 +85,8 @@ def main(kind: str, argv: list[str]) -> int:
 
             images = make_caches(reading.config, report)
             if environment.first_process():
-                print(f"{kind} of {images} image{'s' * (images != 1)} are cached", flush=True)
+                what = "captions" if kind == "text" else kind
+                print(f"{what} of {images} image{'s' * (images != 1)} are cached", flush=True)
     except ConfigError as error:
         train_script.fail(error, code=1)
     except KeyboardInterrupt:

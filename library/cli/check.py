@@ -27,7 +27,7 @@ kohya check SCRIPT [--config_file] RUN.toml [options]
 
 Looks for mistakes without training, and names all of them. Options are those of the training and of the launcher, as in
 kohya train, and besides:
-  --script SCRIPT  the training script, one of those that kohya train --help lists; else detected from the file
+  --script SCRIPT  the training script, one of those that kohya train --help lists (default: detected)
   --json           print one JSON object instead of text"""
 
 

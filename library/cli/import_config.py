@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         description="Turn the settings of kohya_ss, OneTrainer or SimpleTuner (JSON), of sd-scripts, musubi-tuner, "
         "diffusion-pipe, lora-scripts or LoRA_Easy_Training_Scripts (TOML), of ai-toolkit (YAML), a command that "
         "trains (sh, bat, cmd, ps1, txt), or the metadata of a LoRA (safetensors) into a TOML for this trainer, and "
-        "say what became of every key. Without -o the TOML is printed, and the report goes to stderr.",
+        "report what became of every key. Without -o the TOML is printed, and the report goes to stderr.",
     )
     parser.add_argument("file", type=Path, help="the file with the settings, or a LoRA")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
@@ -42,10 +42,10 @@ def main(argv: list[str]) -> int:
         choices=list(RUNS),
         metavar="SCRIPT",
         default="",
-        help="the training script, ours or musubi-tuner's; else detected from the file",
+        help="the training script, ours or musubi-tuner's (default: detected from the file)",
     )
-    parser.add_argument("--to", choices=["kohya_ss"], help="the other way round: write the JSON of kohya_ss's page")
-    parser.add_argument("--base", type=Path, help="with --to: a JSON of that page, whose other keys stay as they are")
+    parser.add_argument("--to", choices=["kohya_ss"], help="convert to the JSON of kohya_ss instead")
+    parser.add_argument("--base", type=Path, help="with --to: a JSON of kohya_ss, whose other keys stay as they are")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the report, and nothing else")
     arguments = parser.parse_args(argv)
     if arguments.base and not arguments.to:
@@ -76,7 +76,8 @@ def _print_report(imported: importers.Imported, path: Path | None) -> None:
     for name in () if path else imported.texts:
         print(f"{name} has to be a file of its own: with -o it is written beside the config", file=stream)
     if path:
-        print(f"wrote {path}; look at it with: {quote_command(['kohya', 'check', str(path)])}", file=stream)
+        written = " and ".join(str(file) for file in (path, *_companions(imported, path).values()))
+        print(f"wrote {written}; next: {quote_command(['kohya', 'check', str(path)])}", file=stream)
 
 
 def _find_blanks(imported: importers.Imported) -> list[Problem]:
@@ -105,15 +106,15 @@ def _import_as_json(file: Path, script: str, path: Path | None) -> int:
 def diff(argv: list[str]) -> int:
     """Print what differs between two files of settings, of any trainer. Return 0 if nothing does, 1 if something does,
     2 on failure."""
-    parser = Arguments("kohya diff", description="Options that differ between two files of settings.")
-    parser.add_argument("first", type=Path, help="a file, or the folder of a run")
-    parser.add_argument("second", type=Path, help="the other one")
+    parser = Arguments("kohya diff", description="List the options that differ between two configs.")
+    parser.add_argument("first", type=Path, help="a config, or the folder of a run")
+    parser.add_argument("second", type=Path, help="the one to compare it with")
     parser.add_argument(
         "--script",
         choices=list(RUNS),
         metavar="SCRIPT",
         default="",
-        help="the training script of both; detected from the files when not given",
+        help="the training script of both (default: detected from the files)",
     )
     arguments = parser.parse_args(argv)
     try:
@@ -182,11 +183,16 @@ def _export(imported: importers.Imported, base: Path | None, path: Path | None) 
     return EXIT_DONE
 
 
+def _companions(imported: importers.Imported, path: Path) -> dict[str, Path]:
+    """Return the files that the config at a path names and the import writes beside it, by option."""
+    return {name: path.with_name(path.stem + SUFFIX[name]) for name in imported.texts}
+
+
 def _write(imported: importers.Imported, path: Path, source: Path) -> importers.Imported:
     """Write the config, and the files that it names; none if one of them exists."""
     if path.suffix.lower() != ".toml":
         raise ConfigError("{path} must end in .toml", path=path)
-    companions = {name: path.with_name(path.stem + SUFFIX[name]).resolve() for name in imported.texts}
+    companions = {name: file.resolve() for name, file in _companions(imported, path).items()}
     for target in (path, *companions.values()):
         if target.exists():
             raise ConfigError("{each} exists already; choose another name", each=target)

@@ -22,10 +22,10 @@ class Command:
 
 COMMANDS = {
     "gui": Command("open the page", "kohya_gui.app:main"),
-    "train": Command("train with a config, headless", "library.cli.launch:launch_training"),
+    "train": Command("train with a config", "library.cli.launch:launch_training"),
     "check": Command("check a config for errors, without training", "library.cli.check:main"),
     "queue": Command("add trainings to the queue, and change it; works without the page", "library.cli.queue:main"),
-    "runs": Command("list trainings; stop, save, sample, resume, compare or remove one", "library.cli.runs:main"),
+    "runs": Command("list trainings; stop, save, sample, resume, compare or remove them", "library.cli.runs:main"),
     "probe": Command(
         "run some steps of a training, and propose settings that fit into memory", "library.cli.launch:launch_probe"
     ),
@@ -35,7 +35,7 @@ COMMANDS = {
     "doctor": Command("check this machine: GPU, PyTorch, packages, compiling", "library.doctor.report:main"),
     "caption": Command("caption images with a local tagger or captioning model", "library.captioning.shell:main"),
     "mask": Command("make masks for a training with a local segmentation model", "library.masking.shell:main"),
-    "cache": Command("cache latents or text of a data set; show or clean compiled code", "library.cli.cache:main"),
+    "cache": Command("encode images or captions of a data set; show or clean compiled code", "library.cli.cache:main"),
     "models": Command("find models on this computer, or download them", "library.downloads.shell:main"),
     "sample": Command("generate images with LoRAs, embeddings or LLLite, side by side", "library.cli.launch:sample"),
     "compare": Command("compare the files that a run has saved, and propose one", "library.comparing.shell:main"),

@@ -15,7 +15,7 @@ ADD_USAGE = """kohya queue add RUN.toml [options]
 
 Checks a training as kohya check does, and adds it to the queue. It starts when its turn comes, and does not need this
 shell or the page. Options are those of the training and of the launcher, as in kohya train, and besides:
-  --script SCRIPT       the training script, one of those that kohya train --help lists; else detected from the file
+  --script SCRIPT       the training script, one of those that kohya train --help lists (default: detected)
   --first               before all others that wait
   --without-captions    add it even if no image has a caption, or caption files are not read
   --json                print one JSON object instead of text"""
@@ -37,14 +37,14 @@ def _parser() -> Arguments:
     about = {
         "list": "show what waits, runs and has run",
         "move": "change the order of those that wait",
-        "pause": "start nothing new; running trainings continue",
+        "pause": "start no new training; running ones continue",
         "resume": "continue after a pause, a failure or a restart of the computer",
-        "remove": "take an entry off the queue; restore puts it back",
+        "remove": "remove an entry from the queue; restore puts it back",
         "restore": "put a removed entry back, the last one without a name",
-        "duplicate": "add a copy of an entry with an output name of its own",
+        "duplicate": "add a copy of an entry, with a new output name",
     }
     for name, text in about.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command = commands.add_parser(name, help=text, description=text)
         if name in ("move", "remove", "duplicate"):
             command.add_argument("entry", help="its name or id, or the beginning of its id")
         if name == "restore":

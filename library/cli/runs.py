@@ -18,11 +18,11 @@ from library.trainings.reopening import resume_run
 ABOUT = {
     "list": "show all runs, the newest first",
     "show": "show one run: its state, numbers and files",
-    "stop": "stop a run after its step; it saves a state to resume from",
-    "save": "have a run save a file and a state after its step",
-    "sample": "have a run generate its sample images after its step",
-    "resume": "resume a run that has ended early, now or when there is room",
-    "compare": "show which settings differ between runs, and what came of them",
+    "stop": "stop a run after its current step, saving a state to resume from",
+    "save": "have a run save a file and a state after its current step",
+    "sample": "have a run generate its sample images after its current step",
+    "resume": "resume a run that has ended early: now, or first in the queue",
+    "compare": "show the settings that differ between runs, and the results",
     "rm": "delete the record of a run; with --files also what it has written",
 }
 
@@ -39,18 +39,18 @@ def _parser() -> Arguments:
     parser = Arguments("kohya runs", description=description)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in ABOUT.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command = commands.add_parser(name, help=text, description=text)
         if name in ("compare", "rm"):
             command.add_argument("runs", nargs="+", metavar="run", help="output name, id, or the beginning of the id")
         elif name != "list":
-            about = "output name, id, or the beginning of the id; the newest of a name"
+            about = "output name (its newest run), id, or the beginning of the id"
             if name == "resume":
                 command.add_argument("run", help=about)
             else:
-                command.add_argument("run", nargs="?", default="", help=f"{about}; the active one if left out")
+                command.add_argument("run", nargs="?", default="", help=f"{about}; without it, the active run")
         if name == "list":
             command.add_argument("--state", choices=[*layout.ACTIVE, *layout.FINAL], help="only those in this state")
-            command.add_argument("--limit", type=int, default=30, help="show at most so many (default: 30)")
+            command.add_argument("--limit", type=int, default=30, help="show at most this many")
         if name == "stop":
             how = command.add_mutually_exclusive_group()
             how.add_argument("--now", action="store_true", help="end the step early")

@@ -41,12 +41,12 @@ def build_compare_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     arguments = Arguments(
         "kohya compare",
-        description="Compare the files that a run has saved with each other and with the base model: images with the "
-        "same seeds, held-out loss, likeness to the training images, copies of them, and which file to take. Waits "
-        "while a training uses the GPU.",
+        description="Compare the files that a run has saved with each other and with the base model, and propose one: "
+        "by images with the same seeds, held-out loss, copies of training images, and likeness to them. Waits while a "
+        "training uses the GPU.",
     )
     arguments.add_argument(
-        "run", nargs="?", default="", metavar="RUN", help="a run's id or folder; else the newest one"
+        "run", nargs="?", default="", metavar="RUN", help="id or folder of a run (default: the newest)"
     )
     arguments.add_argument(
         "--encoder",
@@ -59,7 +59,7 @@ def build_compare_parser() -> argparse.ArgumentParser:
         type=int,
         default=plan.MAX_COMPARED_FILES,
         metavar="N",
-        help="most files, evenly spread (default: %(default)s)",
+        help="compare at most this many files, evenly spread",
     )
     arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     arguments.add_argument(
@@ -72,11 +72,9 @@ def build_compare_parser() -> argparse.ArgumentParser:
         "--seed",
         type=int,
         default=plan.SEED,
-        help="for prompts that have none; -1: a random one (default: %(default)s)",
+        help="for prompts that have none; -1: a random one",
     )
-    arguments.add_argument(
-        "--into", type=Path, default=default_folder(), metavar="FOLDER", help="where encoders are kept"
-    )
+    arguments.add_argument("--into", type=Path, default=default_folder(), metavar="FOLDER", help="folder for encoders")
     arguments.add_argument("--cpu", action="store_true", help="compute on the CPU")
     return arguments
 

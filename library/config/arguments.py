@@ -10,13 +10,27 @@ from library.config.pasted import pasted_path
 from library.config.values import did_you_mean
 
 
+class HelpWithDefaults(argparse.HelpFormatter):
+    """Help that names the default of each option whose text does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_default_clear = action.default in (None, False, "", argparse.SUPPRESS) or action.default == []
+        if not action.option_strings or is_default_clear or "default" in (action.help or ""):
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+
 class Arguments(argparse.ArgumentParser):
-    """A parser whose errors name the option, choice or subcommand closest to an unknown word."""
+    """A parser whose help states defaults, and whose errors name the option, choice or subcommand closest to an unknown
+    word."""
 
     _argv: Sequence[str] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", HelpWithDefaults)
         super().__init__(*args, **options)
+        if self.description:  # of a subcommand: a phrase in the list of its parent, a sentence in its own help
+            self.description = as_sentence(self.description)
         self.register("type", Path, pasted_path)  # cmd leaves ~, and forms quotes
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyrefly: ignore[bad-override]
@@ -46,3 +60,7 @@ class Arguments(argparse.ArgumentParser):
 
 def _candidates_of_kind(word: str, candidates: set[str]) -> set[str]:
     return {candidate for candidate in candidates if candidate.startswith("-") == word.startswith("-")}
+
+
+def as_sentence(phrase: str) -> str:
+    return phrase[:1].upper() + phrase[1:] + ("" if phrase.endswith(".") else ".")

@@ -43,7 +43,7 @@ DEFAULT_BY_KEY = {name: option.default for name, option in {**DATASET_KEYS, **SU
 def overridden(config: RunConfig, survey: Survey) -> Iterator[Problem]:
     """Yield options that a dataset or metadata file overrides, and validation shares of less than one image."""
     if names := decided(config) if config.data.dataset_config else []:
-        why = Message("{file} says it for all images", file=Path(config.data.dataset_config or "").name)
+        why = Message("{file} sets it for all images", file=Path(config.data.dataset_config or "").name)
         if len(names) == 1:
             yield Problem(names[0], "has no effect: {why}", why=why)
         else:

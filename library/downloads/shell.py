@@ -43,12 +43,12 @@ def build_download_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = Arguments("kohya models", description="Find models on this computer, or download them from Hugging Face.")
     ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
-    text = "models on this computer, by what their files hold"
+    text = "list the models on this computer by the content of their files"
     list_parser = ways.add_parser("list", help=text, description=text)
     list_parser.add_argument(
         "folders", type=Path, nargs="*", metavar="FOLDER", help="folders to search; else the usual ones"
     )
-    text = "download models from Hugging Face; without names, what can be downloaded"
+    text = "download models from Hugging Face; without a name, list what can be downloaded"
     get_parser = ways.add_parser("get", help=text, description=text)
     get_parser.add_argument(
         "models",
@@ -57,7 +57,7 @@ def build_download_parser() -> argparse.ArgumentParser:
         help="a title from the list, with text encoders and VAE, or owner/name/file",
     )
     get_parser.add_argument(
-        "--into", type=Path, default=default_folder(), metavar="FOLDER", help="where files are kept"
+        "--into", type=Path, default=default_folder(), metavar="FOLDER", help="folder for the files"
     )
     return parser
 

@@ -20,6 +20,7 @@ from library.importers.shared import (
     precision,
     say_nearest,
     steps_of_kept,
+    takes_4_bits,
     transformer_of,
 )
 
@@ -164,7 +165,7 @@ def _import_aitoolkit_model(builder: ImportBuilder) -> None:
         kind = str(builder.get("model.qtype") or "qfloat8").casefold().partition("|")[0]
         encoders = is_on(builder.get("model.quantize_te")) or "model.quantize_te" not in builder.source
         name = "int8_base" if "int" in kind and "8" in kind else "fp8_base" if encoders else "fp8_base_unet"
-        values = {"base_bits": 4} if "4" in kind else {name: True}
+        values = {"base_bits": 4} if takes_4_bits(kind) else {name: True}
         is_same = kind in ("qfloat8", "float8", "int8", "qint8", "uint8", "nf4")
         text = equal(kind, describe(values)) if is_same else say_nearest(kind, describe(values))
         builder.change("model.quantize", text, values)

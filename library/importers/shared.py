@@ -37,6 +37,12 @@ NO_PROMPTS = "this file was not found, or cannot be read; name the prompts with 
 NO_NAME = re.compile(r"transformer|snapshots|[0-9a-f]{40}|(diffusion_pytorch_)?model(-\d+-of-\d+)?\.safetensors|")
 
 
+def takes_4_bits(number_format: str) -> bool:
+    """Return whether a format such as uint3 or nf4 stores numbers in at most 4 bits: base_bits = 4 is the nearest."""
+    bits = re.search(r"\d+", number_format)
+    return bits is not None and int(bits.group()) <= 4
+
+
 def transformer_of(builder: ImportBuilder) -> ImportedModel:
     return families.facts_of(builder.family).imported
 

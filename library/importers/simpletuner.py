@@ -23,6 +23,7 @@ from library.importers.shared import (
     precision,
     say_nearest,
     steps_of_kept,
+    takes_4_bits,
     transformer_of,
 )
 
@@ -235,7 +236,7 @@ def _import_simpletuner_precision(builder: ImportBuilder) -> None:
         builder.ignore(key, "weights that learn have at least 16 bits")
     else:
         option = "fp8_base_unet" if "fp8" in kind or "float8" in kind else "int8_base"
-        values = {"base_bits": 4} if "4" in kind.partition("-")[0] else {option: True}
+        values = {"base_bits": 4} if takes_4_bits(kind.partition("-")[0]) else {option: True}
         same = "8" in kind.partition("-")[0] or kind.startswith("nf4")
         text = equal(kind, describe(values)) if same else say_nearest(kind, describe(values))
         builder.change(key, text, values)

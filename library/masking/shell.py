@@ -53,7 +53,8 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     )
     ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = (
-        "masks by CLIPSeg, which finds what words describe, or by a model that knows classes (SegFormer, Mask2Former)"
+        "make masks with CLIPSeg, which finds what words describe, or with a model that knows classes (SegFormer, "
+        "Mask2Former)"
     )
     model_parser = ways.add_parser("model", help=text, description=text)
     model_parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
@@ -72,7 +73,7 @@ def build_mask_parser(kind: type[argparse.ArgumentParser] = Arguments) -> argpar
     )
     model_parser.add_argument("--batch_size", type=int, default=1, help="images at once")
     model_parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
-    text = "masks of the transparency that images have: what is transparent is not learned"
+    text = "make masks from the transparency of images: what is transparent is not learned"
     model_parser = ways.add_parser("alpha", help=text, description=text)
     model_parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
     model_parser.set_defaults(into=files.FOLDER)

@@ -65,7 +65,8 @@ def make_optimizer(method: TrainingMethod, config: RunConfig, seed: int = 0) -> 
         raise ConfigError(problems)
     if relative_step(config):  # Adafactor sets its own rate and rejects another
         groups = [{key: value for key, value in group.items() if key != "lr"} for group in groups]
-    log.info("optimizer %s, %s", describe_optimizer(config), ", ".join(f"{g['name']} {g.get('lr')}" for g in groups))
+    rates = ", ".join(f"{group['name']} {group.get('lr', 'by the optimizer')}" for group in groups)
+    log.info("Optimizer %s, learning rates: %s", describe_optimizer(config), rates)
     if split_into_bundles := choose_bundling(method, groups, config):
         construct = functools.partial(_construct_optimizer, config)
         return fused_step.PartitionedOptimizer(groups, split_into_bundles, construct, seed)

@@ -180,7 +180,7 @@ def write_diffusers_folder(path: Path, method: Any, config: RunConfig) -> Path:
         layout.write(file, {"format": "pt"})
 
     written = write_folder_atomic(path, lambda temporary: method.write_folder(temporary, put))
-    log.info("saved %s", written)
+    log.info("Saved %s", written)
     return written
 
 
@@ -213,7 +213,7 @@ def model(
         if not config.adapters:
             stored = {"state_dict": stored, "epoch": progress[0], "global_step": progress[1]}
         written = write_atomic(path, lambda temporary: torch.save(stored, temporary))
-    log.info("saved %s", written)
+    log.info("Saved %s", written)
     return written
 
 
@@ -260,7 +260,7 @@ def remove_outdated(path: Path | None) -> None:
     """Delete an outdated file or state folder; a missing one is no error."""
     if path is None or not path.exists():
         return
-    log.info("removing outdated %s", path)
+    log.info("Removing %s, which is outdated", path)
     try:
         remove_folder(path) if path.is_dir() else remove(path)
     except OSError as error:  # such as a Windows program that displays the file

@@ -29,15 +29,15 @@ def main(argv: list[str]) -> int:
         description="Without a name: list the presets. With one: print it as a TOML config, with the learning rate, "
         "alpha and steps that suit a purpose and the number of your images.",
     )
-    parser.add_argument("preset", nargs="?", metavar="PRESET", help="one of those that are listed")
+    parser.add_argument("preset", nargs="?", metavar="PRESET", help="a name from that list")
     parser.add_argument(
-        "--purpose", choices=list(PURPOSES), help="what the training is for; default: the first that fits"
+        "--purpose", choices=list(PURPOSES), help="what the training is for (default: the first that fits)"
     )
     parser.add_argument("--model", metavar="NAME", help="a model of the family, such as turbo or klein-base-9b")
     parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="the folder of your images, which is filled in and counted"
+        "--data", type=Path, metavar="FOLDER", help="the folder of your images, which goes into the config"
     )
-    parser.add_argument("--images", type=int, metavar="N", help="how many images there are, where --data is not given")
+    parser.add_argument("--images", type=int, metavar="N", help="the number of your images, if you do not name --data")
     parser.add_argument("-o", "--output", type=Path, help="where to write; an existing file is never overwritten")
     arguments = parser.parse_args(argv)
     if arguments.data and arguments.images is not None:

@@ -334,9 +334,9 @@ def queued_sentence(entry: QueueEntry) -> Message:
     earlier = [e for e in queue.waiting if e.added < entry.added]
     if queue.paused or queue.halted:
         return Message("{name} is in the queue, which is paused: press Continue in the Runs tab.", name=entry.name)
-    template = "{name} is in the queue and starts as soon as there is room. It does not need this page to be open."
+    template = "{name} is in the queue and starts as soon as there is room. It needs neither the page nor a shell."
     if earlier:
-        template = "{name} is in the queue and starts after {others}. It does not need this page to be open."
+        template = "{name} is in the queue and starts after {others}. It needs neither the page nor a shell."
     return Message(template, name=entry.name, others=counted(len(earlier), "other"))
 
 

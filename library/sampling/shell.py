@@ -93,13 +93,15 @@ def build_sample_parser() -> argparse.ArgumentParser:
         help="a LoRA, LyCORIS, embedding or LLLite file; may be given several times",
     )
     arguments.add_argument(
-        "--word", default="", help="the word of embeddings, if neither they nor the TOML say it; else their name"
+        "--word",
+        default="",
+        help="the word of embeddings, if neither they nor the TOML state one (default: the name of the file)",
     )
     arguments.add_argument(
         "--compare",
         choices=plan.COMPARE,
         default="together",
-        help="together, beside the base model, at several strengths, or each file by itself as for epochs",
+        help="all files together, beside the base model, at several strengths, or each file alone",
     )
     arguments.add_argument(
         "--strengths",
@@ -109,10 +111,10 @@ def build_sample_parser() -> argparse.ArgumentParser:
     arguments.add_argument("--prompt", action="append", default=[], help="what to generate, as a line of a prompt file")
     arguments.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt file")
     arguments.add_argument(
-        "--seed", type=int, help="for prompts that have none; else, or at -1, a random one, the same for all"
+        "--seed", type=int, help="for prompts that have none; without it, or with -1, the same random one for all"
     )
     arguments.add_argument(
-        "--out", type=Path, default=Path("generated"), metavar="FOLDER", help="where images are kept"
+        "--out", type=Path, default=Path("generated"), metavar="FOLDER", help="folder for the images"
     )
     arguments.add_argument("--cpu", action="store_true", help="generate on the CPU")
     return arguments

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from library import families
 from library.config.arguments import Arguments
 from library.config.pasted import pasted_path
 from library.config.problems import (
@@ -113,10 +114,13 @@ def resize(arguments: argparse.Namespace) -> int:
     if all(after >= before for before, after in done.ranks.values()):
         print(f"note: no module has more ranks than requested, so nothing was cut: {done.path} equals {arguments.lora}")
     ranks = sorted(after for _, after in done.ranks.values())
-    print(
-        f"{done.path}: ranks {ranks[0]} to {ranks[-1]}; every module keeps at least {done.kept_share:.1%} of its norm"
-    )
+    print(f"{done.path}: {_rank_text(ranks)}; every module keeps at least {done.kept_share:.1%} of its norm")
     return EXIT_DONE
+
+
+def _rank_text(ranks: list[int]) -> str:
+    """Return the range of sorted ranks: "rank 16", or "ranks 4 to 16"."""
+    return f"rank {ranks[0]}" if ranks[0] == ranks[-1] else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def convert(arguments: argparse.Namespace) -> int:
@@ -175,9 +179,10 @@ def _summary_lines(findings: "Findings") -> Iterator[str]:
     ranks = sorted({row.rank for row in findings.modules if row.rank})
     norms = sorted(row.norm for row in findings.modules if row.norm is not None)
     kinds = ", ".join(sorted({row.kind for row in findings.modules}))
-    family = findings.family or "unknown family"
+    model = f" for {families.facts_of(findings.family).title}" if findings.family else ""
     modules = counted(len(findings.modules), "module")
-    yield f"{modules} of {kinds}, {family}, {findings.style} names, ranks {ranks or 'none'}"
+    rank = f", {_rank_text(ranks)}" if ranks else ""
+    yield f"{modules} of {kinds}{model}, {findings.style} names{rank}"
     if norms:
         yield f"norms {norms[0]:.4g} to {norms[-1]:.4g}, median {norms[len(norms) // 2]:.4g}"
 
@@ -263,18 +268,16 @@ def _merge(parser: argparse.ArgumentParser) -> None:
 def _extract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tuned", type=Path, help="the checkpoint that was fine-tuned")
     parser.add_argument("base", type=Path, help="the checkpoint that it was made from")
-    parser.add_argument("--rank", type=int, default=16, help="rank of every module (%(default)s)")
+    parser.add_argument("--rank", type=int, default=16, help="rank of every module")
     parser.add_argument(
         "--conv_rank", type=int, help="take residual blocks of convolutions as well, 3x3 with this rank"
     )
-    parser.add_argument(
-        "--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none (%(default)s)"
-    )
-    text = "text encoders that differ nowhere by more are left out (%(default)s)"
+    parser.add_argument("--clamp", type=float, default=0.99, help="quantile to which values are cut; 1: none")
+    text = "text encoders that differ nowhere by more are left out"
     parser.add_argument("--min_diff", type=float, default=0.01, help=text)
-    text = "power steps of the quick decomposition; 0: the exact, slow one (%(default)s)"
+    text = "power steps of the quick decomposition; 0: the exact, slow one"
     parser.add_argument("--iterations", type=int, default=4, help=text)
-    parser.add_argument("--device", default="cpu", help="where to compute: cpu or cuda (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="where to compute: cpu or cuda")
     _add_output_options(parser, default="fp16")
 
 
@@ -286,7 +289,7 @@ def _resize(parser: argparse.ArgumentParser) -> None:
         "--method",
         default="fixed",
         choices=("fixed", "sv_ratio", "sv_fro", "sv_cumulative"),
-        help="how the rank of each module is found (%(default)s)",
+        help="how the rank of each module is found",
     )
     text = "for a ratio, a number above 1; for a share, how much is kept, such as 0.9"
     parser.add_argument("--parameter", type=float, help=text)

@@ -24,6 +24,7 @@ from library.train import errors
 from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped
 
+LEAST_SHOWN = 0.05  # seconds that a part of the start has to take
 LOG_INTERVAL = 5.0  # minimum seconds between two progress lines of the same work
 
 
@@ -148,7 +149,7 @@ class Journal:
         spent: dict[str, float] = {}
         for (_, before), (name, now) in itertools.pairwise(self._marks):
             spent[str(name)] = spent.get(str(name), 0.0) + now - before
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
+        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= LEAST_SHOWN)
         self.say(f"Ready for the first step after {sum(spent.values()):.1f} s: {shares}")
         self._marks.clear()
 
@@ -168,7 +169,7 @@ class Journal:
         self.say(f"{images}, {in_epoch} per epoch in {sizes}; {steps} in {epochs}")
         if lengths := sorted(set(batches.text_lengths.values())):
             span = f"{lengths[0]} to {lengths[-1]}" if len(lengths) > 1 else lengths[0]
-            self.say(f"Steps read {span} tokens of the captions, validation and samples read all")
+            self.say(f"Steps read {span} tokens of each caption; validation and samples read all")
 
     def step(self, line: JsonMapping, total: int) -> None:
         """Log the numbers of a step to record and trackers, and about 100 times per training on the console."""

@@ -190,6 +190,7 @@ def take_steps(training: Training, precompiler: Precompiler, images: ImageSet, s
     precompiler.agree_on_recording(compute_loss.components.denoiser)
     journal.mark("compiling and recording")
     samples.at_first(training)
+    journal.mark(GENERATING)
     validation.after_resume()
     journal.ready()
 

@@ -40,6 +40,8 @@ AITOOLKIT = [
     ),
     (FLUX_AI, {"model.quantize": True}, {"fp8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.qtype": "uint4"}, {"base_bits": 4}),
+    (FLUX_AI, {"model.quantize": True, "model.qtype": "uint3|owner/adapters/a.safetensors"}, {"base_bits": 4}),
+    (FLUX_AI, {"model.quantize": True, "model.qtype": "uint6"}, {"fp8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.qtype": "int8", "model.quantize_te": False}, {"int8_base": True}),
     (FLUX_AI, {"model.quantize": True, "model.quantize_te": False}, {"fp8_base_unet": True, "fp8_base": False}),
     (

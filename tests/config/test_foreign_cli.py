@@ -29,6 +29,7 @@ def test_import_writes_a_config_and_says_what_became_of_every_key(lora, tmp_path
     assert config.sample.sample_prompts == str((tmp_path / "run.prompts.txt").resolve())
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("kept", "changed", "ignored", "lowvram", "still to fill in", "output_dir"))
+    assert all(str(path) in shown for path in tmp_path.glob("run.*"))
 
 
 def test_import_never_writes_over_a_file(lora, tmp_path, capsys):

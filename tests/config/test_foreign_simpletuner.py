@@ -234,6 +234,7 @@ def test_other_models_methods_and_videos_are_refused_by_name(keys, words):
             "anima_train_network",
             {"caption_dropout_rate": 0.2},
         ),
+        ({"base_model_precision": "int2-quanto"}, "flux_train_network", {"base_bits": 4}),
         ({"flow_schedule_auto_shift": True}, "flux_train_network", {"timestep_sampling": "flux_shift"}),
         (
             {"flow_use_uniform_schedule": True, "flow_schedule_shift": 1},

@@ -389,9 +389,9 @@ def test_options_that_the_dataset_file_overrules_are_named(tmp_path):
         return [text for text in map(str, data.check_data(config, 32).warnings) if "no effect" in text]
 
     ours = {"resolution": 128, "train_batch_size": 4, "caption_extension": ".tags"}
-    both = "resolution, train_batch_size and caption_extension have no effect: images.toml says it for all images"
+    both = "resolution, train_batch_size and caption_extension have no effect: images.toml sets it for all images"
     assert told(**ours) == [both]
-    assert told(train_batch_size=4) == ["train_batch_size has no effect: images.toml says it for all images"]
+    assert told(train_batch_size=4) == ["train_batch_size has no effect: images.toml sets it for all images"]
     assert told() == told(dataset_repeats=3, flip_aug=True) == []  # which the file leaves to the run, for some or all
 
 

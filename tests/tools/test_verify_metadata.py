@@ -108,7 +108,7 @@ def test_files_that_are_something_else(bases, lora_files, tmp_path):
         (tmp_path / "extra.safetensors", None, "tensors that do not fit together (DoRA)"),
         (loha, None, "of LoHa, lacks hada_w1_b, hada_w2_a, hada_w2_b"),
         (tmp_path / "names.safetensors", base, "has no layer for"),
-        (lora_files["flux"][0], base, "is a model of sdxl"),
+        (lora_files["flux"][0], base, "is a model of SDXL"),
         (base, None, "no LoRA in this file"),
     ]
     for path, model, match in cases:
@@ -285,7 +285,7 @@ def test_the_whole_way_in_a_shell(bases, lora_files, tmp_path, capsys):
         code, out, err = run(capsys, *step)
         assert code == 0 and out, (step, err)
     assert metadata.read_metadata(tmp_path / "t.safetensors")["modelspec.title"] == "a=b"
-    assert f"fits {base}" in out
+    assert f"fits {base}" in out and "of LoRA for SDXL, kohya names, rank" in out
 
 
 def test_verify_as_json_and_its_exit_code(lora_files, tmp_path, capsys):
