@@ -26,7 +26,7 @@ from library.compiler import flat_memory, gpu_memory, torch_private
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.graph_recording import Call, Recording, casts_included
 from library.compiler.pass_recording import recorded_passes_of
-from library.compiler.plan import CompilePlan
+from library.compiler.plan import CompilePlan, PlanState
 from library.compiler.subclass import RECORDED_AS_GRAPHS, keep_class_name
 from library.compiler.torch_private import pytree
 
@@ -268,6 +268,9 @@ class GraphedModel:
         """Free all recordings and stop recording; `expected` if that is a decision, not a failure."""
         self._release(0)
         self.why_not = why
+        if self.lacks_memory and self.plan.state is PlanState.EAGER:  # compiled blocks need less memory
+            logger.info("CUDA graphs are not recorded for steps without compiled blocks: %s", why)
+            return
         level = logging.INFO if expected else logging.WARNING
         logger.log(level, "CUDA graphs are no longer recorded: %s", why)
 

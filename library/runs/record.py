@@ -140,8 +140,11 @@ class Record:
         line = self._hidden.redact(layout.dump(event))
         # A full disk ends the training when it saves, not when it logs a line.
         with self._lock, contextlib.suppress(OSError):
-            if latest := layout.latest_of(kind, event):
-                self.facts["latest"] = {**self.facts.get("latest", {}), **latest}
+            latest = self.facts.get("latest", {})
+            # The first prompt of a step stands for all, as the last ones often show what should stay as it was.
+            repeated = kind == "sample" and latest.get("sample", {}).get("step") == event.get("step")
+            if numbers := {} if repeated else layout.latest_of(kind, event):
+                self.facts["latest"] = {**latest, **numbers}
             if not self._progress.closed:
                 self._progress.write(line + "\n")
 

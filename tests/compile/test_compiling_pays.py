@@ -141,3 +141,20 @@ def test_where_eager_steps_do_not_fit_blocks_are_compiled(where, monkeypatch):
     else:
         monkeypatch.setattr(gpu_memory, "free_at_peak", lambda _: cudagraph.SPARE_BYTES)
     assert run.begin() is PlanState.COMPILING and TOO_SMALL in run.said[0]
+
+
+def test_steps_that_stay_eager_warn_if_they_found_no_memory_for_recordings(monkeypatch, caplog):
+    run = Run(config_of(), monkeypatch)
+    denoiser = torch.nn.Linear(1, 1)
+    recorder = cudagraph.GraphedModel(denoiser, run.plan)
+    monkeypatch.setattr(TrialPasses, "recorder", property(lambda _: recorder))
+
+    def lose_recordings(kind):
+        recorder.lacks_memory = True
+        recorder.give_up("the GPU's memory is too small")
+        Run.take(run, kind)
+
+    run.take = lose_recordings
+    assert run.begin() is PlanState.STAYS_EAGER
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+    assert warnings == ["CUDA graphs are no longer recorded: the GPU's memory is too small"]

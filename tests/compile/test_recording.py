@@ -11,7 +11,7 @@ from torch import nn
 
 from library.compiler import cudagraph
 from library.compiler.graph_recording import Call, Recording
-from library.compiler.plan import CompilePlan
+from library.compiler.plan import CompilePlan, PlanState
 
 
 class Small(nn.Module):
@@ -144,6 +144,19 @@ def test_a_gpu_or_a_model_that_cannot_record_goes_on_without(capture, reserve, t
     recorder_model, record = recorder(capture, reserve)
     assert record(3) is None and not recorder_model.recordings and told in recorder_model.why_not
     assert caplog.text.count("CUDA graphs are no longer recorded") == 1 and told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "warns"), [("EAGER", False), ("STAYS_EAGER", True), ("COMPILED", True), ("OFF", True)]
+)
+def test_only_lost_recordings_are_a_warning_not_those_that_compiled_blocks_may_find_room_for(
+    state, warns, recorder, caplog
+):
+    caplog.set_level("INFO")
+    recorder_model, record = recorder(out_of_memory)
+    recorder_model.plan.state = PlanState[state]
+    assert record(3) is None and "too small for those of inputs of 3 x 8" in recorder_model.why_not
+    assert [entry.levelname == "WARNING" for entry in caplog.records] == [warns]
 
 
 def test_steps_that_need_less_memory_are_tried_anew(recorder):

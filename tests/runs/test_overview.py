@@ -45,6 +45,17 @@ def test_a_summary_follows_a_training_and_its_note(tmp_path):
         notes.write_note(record.folder, "x" * (notes.MAX_NOTE_LENGTH + 1))
 
 
+def test_a_run_is_shown_by_its_first_prompt_after_the_newest_step(tmp_path):
+    with Record.start({}, "flux_train_network", tmp_path, "cat", "FLUX.1 LoRA") as record:
+        shown = []
+        for step, number in [(0, 0), (0, 1), (50, 1), (50, 2), (100, 0), (100, 1), (100, 2)]:
+            record.event("sample", step=step, number=number, file="a.png", prompt="a cat")
+            record.note(phase=None)
+            (summary,) = overview.overview()
+            shown.append((summary.last_sample.step, summary.last_sample.number))
+    assert shown == [(0, 0), (0, 0), (50, 1), (50, 1), (100, 0), (100, 0), (100, 0)]
+
+
 def test_a_run_of_an_older_version_is_read_from_its_last_events(tmp_path):
     folder = make(tmp_path, "old", script="gone_script", step=3, total_steps=3)
     events = [{"kind": "validation", "loss": 0.2}, {"kind": "step", "step": 3, "loss": 0.25, "s_it": float("nan")}]

@@ -1,6 +1,7 @@
 """Files from outside are hostile: whatever they hold, their reader ends soon, in one sentence that names the file."""
 
 import datetime
+import errno
 import json
 import os
 import struct
@@ -12,6 +13,7 @@ from library.config.outside_files import load_json, load_toml, load_yaml, read_o
 from library.config.problems import ConfigError
 from library.data import folders, metadata
 from library.families.shared import weights
+from library.families.shared.raw_header import header_metadata
 from library.importers import files as importers
 from library.sampling import prompts
 
@@ -115,6 +117,19 @@ def test_an_index_of_weights_names_files_beside_it_alone(tmp_path, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("read", [load_toml, load_json, read_outside_text, weights.header, header_metadata])
+def test_a_file_on_a_failing_disk_or_share_is_named(tmp_path, monkeypatch, read):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(16))
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(outside_files, "open", fail, raising=False)
+    with pytest.raises(ConfigError, match="file cannot be read: "):
+        read(path)
+
+
 def test_an_image_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     (tmp_path / "b.png").symlink_to("/dev/zero")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.outside_files import parse_json
+from library.config.outside_files import open_outside, parse_json
 from library.config.problems import ConfigError
 from library.families.shared.known_files import no_tensors
 
@@ -13,11 +13,11 @@ LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 def read_raw_header(path: Path) -> tuple[JsonObject, int]:
     """Return the header of a .safetensors file, and where its data begins, in bytes.
 
-    Raises ConfigError if the file is missing, is not a safetensors file or ends within its header.
+    Raises ConfigError if the file is missing or unreadable, is not a safetensors file or ends within its header.
     """
     if not path.is_file():
         raise ConfigError("{path}: no such file", path=path)
-    with path.open("rb") as file:
+    with open_outside(path) as file:
         start = file.read(8)
         length = int.from_bytes(start, "little") if len(start) == 8 else 0
         if not 2 <= length <= LARGEST_HEADER:

@@ -104,7 +104,7 @@ class BackgroundCompiler:
             waiting = estimate.SLOWDOWN * compiling / estimate.speed_of(number)
             payoff = self._payoff(estimate.LOAD_SECONDS * len(self._calls), waiting)
         if not payoff.pays and not self._forced:
-            self._stay_eager(payoff.refusal(LOADING if why else SWITCHING))
+            self._stay_eager(payoff.refusal(LOADING if why else SWITCHING), passes.recorder)
         elif why:
             self._compile_first(passes, why)
         else:
@@ -163,7 +163,7 @@ class BackgroundCompiler:
         elif payoff.pays:
             self._compile_first(passes)
         else:
-            self._stay_eager(payoff.refusal(what_costs))
+            self._stay_eager(payoff.refusal(what_costs), passes.recorder)
 
     def _seconds_to_compile(self) -> tuple[float, str]:
         """Return the seconds of compiling before the first step, and what they are spent on.
@@ -275,8 +275,7 @@ class BackgroundCompiler:
         """Compile all blocks before the first step, and decide about recording anew."""
         if why:
             self._journal.say(BEFORE.format(why=why))
-        recorder = passes.recorder
-        if recorder and (recorder.lacks_memory or not recorder.why_not):
+        if (recorder := passes.recorder) and (recorder.lacks_memory or not recorder.why_not):
             recorder.begin_again()
         self._plan.compile_all()
 
@@ -290,8 +289,7 @@ class BackgroundCompiler:
             processes.add(number)
         except OSError as error:
             if not len(processes):
-                why = f"no process could be started ({error.strerror or type(error).__name__})"
-                self._compile_first(passes, why)
+                self._compile_first(passes, f"no process could be started ({error.strerror or type(error).__name__})")
                 return
         processes.start(job)
         self._graphs = BackgroundGraphs(self._calls, processes, self._plan, self._world.device)
@@ -365,9 +363,11 @@ class BackgroundCompiler:
         self.stop()
         self._stay_eager(f"Blocks stay eager, as they could not be compiled beside the run: {why}. {INSTEAD}")
 
-    def _stay_eager(self, sentence: str) -> None:
-        """Keep eager blocks, also in runs that continue this one."""
+    def _stay_eager(self, sentence: str, recorder: cudagraph.GraphedModel | None = None) -> None:
+        """Keep eager blocks, also in runs that continue this one; warn if recordings found no memory."""
         self._plan.on(PlanEvent.STAY_EAGER)
+        if recorder and recorder.why_not and recorder.lacks_memory:
+            recorder.give_up(recorder.why_not)
         self._choices.stays_eager = self._clock.total
         self._journal.say(sentence)
 
