@@ -17,7 +17,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, raise_if_any
 from library.config.schema import options_of
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import gpu_slots
 
 CACHING_KIND = "caching"

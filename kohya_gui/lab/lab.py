@@ -26,7 +26,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, join_messages, ngettext
 from library.config.schema import options_of
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.measuring import candidates
 from library.runs import dates, gpu_slots, reader
 

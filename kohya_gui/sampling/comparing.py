@@ -16,7 +16,7 @@ from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import dates, layout, reader
 from library.sampling import prompt_rows, prompts
 from library.sampling.plan import BASE_MODEL, check_image_count

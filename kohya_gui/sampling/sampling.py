@@ -28,7 +28,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import dates, layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
 from library.sampling.recorded_prompts import recorded_prompt

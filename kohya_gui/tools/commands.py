@@ -15,7 +15,7 @@ from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message
 from library.downloads import model_folder
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.forms import CommandField, CommandForm, CommandForms
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK

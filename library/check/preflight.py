@@ -100,10 +100,6 @@ def code_notes(config: RunConfig) -> list[Problem]:
     return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
 
 
-def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
-    return evaluate(config, data.check_data(config, config.grid))
-
-
 def scan_images(reading: building.Reading[Any]) -> data.Check:
     """Scan the images of a config that may itself be invalid."""
     nothing = data.Check([], [])

@@ -24,8 +24,7 @@ from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
 from library.sampling import plan, prompt_checks, trigger_words
-from library.sampling import prompts as prompt_files
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import RANDOM_SEED, Prompt, find_value_problems, parse_line_at, read_prompts
 
 if TYPE_CHECKING:
     from library.sampling.sheet import Sheet
@@ -201,13 +200,13 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
     prompts, problems = list[Prompt](), list[Problem]()
     if arguments.prompts:
         with collecting(problems):
-            prompts += prompt_files.read_prompts(arguments.prompts)
+            prompts += read_prompts(arguments.prompts)
     for line in filter(str.strip, arguments.prompt):
         with collecting(problems):
-            prompts.append(prompt_files.parse_line_at(Message("the prompt"), line))
-    if arguments.seed not in (None, prompt_files.RANDOM_SEED):
+            prompts.append(parse_line_at(Message("the prompt"), line))
+    if arguments.seed not in (None, RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
-    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.find_value_problems(prompt)):
+    for why in dict.fromkeys(why for prompt in prompts for why in find_value_problems(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
     raise_if_any(problems)
     return prompts

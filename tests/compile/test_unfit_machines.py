@@ -14,7 +14,7 @@ from library.compiler.plan import CompilePlan
 from library.config.building import build_config
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.train.compiling.trial_passes import TrialPasses
-from tests.training import FEW, LORAS, ONE_ADAPTER, config_of, train
+from tests.training import FEW, LORAS, ONE_ADAPTER, config_of, problems_and_remarks, train
 
 CUDA = torch.device("cuda")
 SHORT = {"compile": True, "compile_backend": "eager", "compile_fallback": True, "max_train_steps": 1, "seed": 2}
@@ -156,7 +156,7 @@ def test_a_cache_folder_that_cannot_be_written_costs_no_compiling(demo, squares,
     config = config_of(
         demo, "flux_train_network", output_dir=tmp_path, compile_cache_dir=str(tmp_path / "file" / "in"), **given
     )
-    problems, remarks = preflight.findings(config)
+    problems, remarks = problems_and_remarks(config)
     assert not [problem for problem in problems if problem.option == "compile_cache_dir"]
     (remark,) = [remark for remark in remarks if remark.option == "compile_cache_dir"]
     assert "file is not a folder); compiled code is kept in " in one_sentence(remark)

@@ -11,7 +11,7 @@ from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 
 # `kohya cache` that finds four of twelve images encoded, and waits for its end.
 STUB = """

@@ -12,7 +12,7 @@ from kohya_gui.lab.lab import JOB_TITLES, LabTab, advised_options
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.work import begin_work
 from library.measuring import candidates
 

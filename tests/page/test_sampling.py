@@ -15,7 +15,7 @@ from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml, toml_value
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import dates, layout, reader, registry
 
 TAB = TABS[0]

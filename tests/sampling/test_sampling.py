@@ -16,7 +16,7 @@ from library.adapter_files import names
 from library.cli.launch import script_of_toml
 from library.cli.main import main
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.methods import lora
 from library.methods.applied import AppliedLoras
 from library.methods.applied_files import AppliedFiles
