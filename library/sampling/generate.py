@@ -326,9 +326,7 @@ def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Proble
     """Yield images of prompts that the model would use but that are missing or damaged."""
     for path, why in prompt_checks.broken_images(prompts, config.control_images, pixels.check_file):
         if why:
-            yield Problem(
-                "", "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=why
-            )
+            yield Problem("", pixels.UNREADABLE_IMAGE, path=path, reason=why)
         else:
             yield Problem("", "{path} does not exist", path=path)
 

@@ -140,7 +140,7 @@ def test_a_file_that_is_no_safetensors_file_is_not_kept(hub, downloads):  # noqa
         (FILE, "a/b", "name one file in it: a/b/<name>.safetensors"),
         (FILE, "https://example.com/d.safetensors", "download it and give the path"),
         (FILE, "d.safetensors", "does not exist"),
-        (FOLDER, "https://hf.co/a/b", "write a/b instead, and the model is fetched"),
+        (FOLDER, "https://hf.co/a/b", "write a/b instead, and it is fetched"),
         (FOLDER, "https://huggingface.co/a/b/blob/main/d.safetensors", "kohya models get a/b/d.safetensors"),
         ("", "a/b/d.safetensors", "kohya models get a/b/d.safetensors, and give the path of the file"),
         ("", "https://huggingface.co/datasets/a/b/resolve/main/d.safetensors", "download it and give the path"),

@@ -258,7 +258,7 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     entries: dict[str, JsonObject] = {}
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
-            raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
+            raise ConfigError("{path} may hold code and is not opened: convert it to .safetensors first", path=file)
         of_file = {scaled_weights.IN_FILE: str(file)}
         entries |= {name: entry | of_file for name, entry in weights.header_entries(file).items()}
     return entries
