@@ -59,7 +59,7 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
         ({"kind": "latents"}, "train_data_dir"),
         ({"kind": "latents", "data": "/etc"}, "outside"),
         ({"kind": "compiled"}, "no such choice"),
-        ({"kind": "text", "tab": "../x"}, "no such tab"),
+        ({"kind": "text", "tab": "../x"}, "no such choice"),
         ({"kind": "text", "sent": "[]"}, "not what the form sends"),
     ],
 )

@@ -41,7 +41,7 @@ def lab(pretending, tmp_path):
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        ({"kind": "rm"}, "no such button"),
+        ({"kind": "rm"}, "no such choice"),
         ({"kind": "bench", "model": "--out"}, "no such choice"),
         ({"kind": "bench", "model": "flux-tiny", "ways": "--fresh"}, "no such choice"),
         ({"kind": "bench", "model": "flux-tiny", "sizes": "512; rm -rf"}, "Image sizes"),

@@ -100,7 +100,7 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"compare": "rm"}, "no such choice"),
         ({"strengths": "a"}, "Strengths are numbers"),
         ({"strengths": "nan"}, "from -10 to 10"),
-        ({"model": "tab:none"}, "no such tab"),
+        ({"model": "tab:none"}, "no such choice"),
         ({"model": "run:../../x"}, "no longer exists"),
         ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "is not a model family"),
         ({"form": json.dumps({"family": NAME, "values": {}, "launch": {}})}, "names no base model"),
