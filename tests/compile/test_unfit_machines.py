@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from library import families
-from library.check import preflight
+from library.check import machine
 from library.compiler import cache, checks, cudagraph, torch_private
 from library.compiler.plan import CompilePlan
 from library.config.building import build_config
@@ -69,9 +69,9 @@ def test_a_card_that_lacks_something_is_reported_in_a_sentence(card, script, mon
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "GPU")
     monkeypatch.setattr(torch_private, "has_triton", lambda: triton)
     monkeypatch.setattr(int8_matmul.torch_private, "has_triton", lambda: triton)
-    monkeypatch.setattr(preflight, "_device", lambda: CUDA)
+    monkeypatch.setattr(machine, "training_device", lambda: CUDA)
     config = config_for(script, **values)
-    found = [*preflight._check_half_precision(config), *preflight._missing_gpu_features(config)]
+    found = [*machine.find_half_precision_notes(config), *machine.find_missing_gpu_features(config)]
     if config.compile.compile:
         found += checks.find_compile_problems(config.compile, CUDA)
     (told,) = [problem for problem in found if problem.option == option]
