@@ -38,7 +38,7 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
     try:
         status = os.stat(path)
     except OSError:
-        raise ConfigError("{path} is not there", path=path) from None
+        raise ConfigError("{path} does not exist", path=path) from None
     turn = orientation.orientation(path) if upright else orientation.UPRIGHT
     turned = f"|{turn}" if turn != orientation.UPRIGHT else ""
     key = f"{os.path.abspath(path)}|{status.st_mtime_ns}|{status.st_size}|{side}{turned}".encode(
