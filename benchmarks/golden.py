@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from benchmarks.golden_files import LOOSE, Failed, Json, Options, Place, collect_outputs
+from benchmarks.online import free_port
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 GOLDEN_CASES_FILE = PROJECT_ROOT / "benchmarks" / "golden.toml"
@@ -130,9 +130,7 @@ def read_pages(case: GoldenCase, place: Place) -> dict[str, Json]:
 
 def form(place: Place) -> tuple[Json, Json]:
     """Return the texts of the served page, and the fields of its forms."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, *place.kohya(), "gui", "--no-browser", "--port", str(port)]
     with open(place.work / "page.log", "w", encoding="utf-8") as log:
         server = subprocess.Popen(command, cwd=place.work, env=place.environment(), stdout=log, stderr=log)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return unused.getsockname()[1]
 
 
 def find_chromium() -> str | None:

@@ -9,7 +9,6 @@ document, or the end of the last task over 50 ms. Run it on an idle machine.
 
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.online import find_chromium
+from benchmarks.online import find_chromium, free_port
 
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 FLAGS = [
@@ -104,9 +103,7 @@ class PageServer:
     """The page in a separate process with its own home folder."""
 
     def __init__(self, home: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}/"
         environment = {**os.environ, "KOHYA_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "kohya_gui", "--no-browser", "--port", str(self.port), "--root", str(home)]

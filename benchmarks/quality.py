@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import queue
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks import quality_report
+from benchmarks.online import free_port
 from benchmarks.small_model.pretrain import FAMILIES, GUIDANCE
 from benchmarks.versus_measure import last_words
 from library.config.formats import toml_value
@@ -254,9 +254,7 @@ def start(job: Job, toml: Path, log: Path, gpu: int, args: argparse.Namespace) -
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
     if ranks > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started: list[BaseProcess] = []
     for rank in range(ranks):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}

@@ -19,7 +19,7 @@ from library.demo import demo_closing_lines, files, free_demo_name, images, summ
 from library.demo import main as command
 from library.families import FAMILIES, RUNS, config_class
 from library.families.shared import weights
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import layout
 
 

@@ -108,7 +108,9 @@ MAY_IMPORT = {
         *(*BOTTOM, *PROTOCOL, "library.runs", "library.methods", "library.memory"),
         "library.compiler",
     ),
-    "library.trainings": (*BOTTOM, REGISTRY, "library.runs", "library.check.isolated"),
+    "library.trainings": (
+        *(*BOTTOM, REGISTRY, "library.runs", "library.check.isolated", "library.data.caption_files"),
+    ),
     "library.jobs": (*BOTTOM, "library.runs"),
     "library.demo": (*BOTTOM, "library.families", "library.jobs", "library.runs", "library.setup.installation"),
     "library.curation": (*BOTTOM, "library.data", "library.runs"),

@@ -23,10 +23,10 @@ import pytest
 import torch
 from PIL import Image
 
-from library import families
+from library import data, families
 from library.config.building import build_config
 from library.config.formats import read_toml
-from library.config.problems import Message
+from library.config.problems import Message, Problem
 from library.config.schema import options_of
 from library.demo.images import write_references
 from library.runs import reader
@@ -153,6 +153,13 @@ def config_of(demo: Any, script: str, **values: Any) -> Any:
         encoded = ("cache_latents", "cache_text_encoder_outputs")
         whole |= {f"{name}_to_disk": True for name in encoded if (whole | overrides).get(name)}
     return build_config(kind, whole | overrides, notes=[])
+
+
+def problems_and_remarks(config: Any) -> tuple[list[Problem], list[Problem]]:
+    """The result of the whole check of a config, as before a training."""
+    from library.check import preflight
+
+    return preflight.evaluate(config, data.check_data(config, config.grid))
 
 
 def train(config: Any) -> Outcome:

@@ -166,7 +166,7 @@ def run_of_id(run_id: str) -> reader.RecordedRun:
     try:
         return reader.find_run(run_id)
     except KeyError:
-        raise ConfigError(Problem("", "There is no run called {run}.", run=run_id, code=queue.GONE)) from None
+        raise ConfigError(Problem("", "There is no run called {name}.", name=run_id, code=queue.GONE)) from None
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {

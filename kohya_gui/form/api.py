@@ -37,7 +37,7 @@ from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
 from library.families.recognition import index_of
 from library.files import names_apart, write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.recipes import preset_files
 from library.runs import keys
 

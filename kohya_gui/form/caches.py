@@ -14,10 +14,10 @@ from library.config.building import Layer, find_missing, read_layers
 from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, raise_if_any
+from library.config.problems import raise_if_any
 from library.config.schema import options_of
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import gpu_slots
 
 CACHING_KIND = "caching"
@@ -42,9 +42,7 @@ class CacheApi:
 
     def begin(self, request: ApiRequest) -> JsonObject:
         """Start caching the form's data in separate processes."""
-        (form, submission), kind = requested_submission(self.forms, request), request.text("kind")
-        if kind not in WANTED:
-            raise ConfigError("There is no such choice: load the page again.")
+        (form, submission), kind = requested_submission(self.forms, request), request.choice("kind", WANTED)
         options, (keeps, off) = options_of(form.configs[submission.family]), WANTED[kind]
         chosen = {keeps: True, **dict.fromkeys(off, False)}
         values = {**submission.values, **{name: value for name, value in chosen.items() if name in options}}

@@ -10,7 +10,7 @@ from kohya_gui.server.json_api import ApiRequest, Handler
 from kohya_gui.tools.commands import refuse_second
 from library.config.json_types import JsonObject
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 
 DEMO_KIND = "demo"
 DEMO_FOLDER = ("kohya", "demo")  # below the first root

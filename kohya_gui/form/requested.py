@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from kohya_gui.form.form import SettingsForm, Submission
-from kohya_gui.server.json_api import ApiRequest
+from kohya_gui.server.json_api import NO_SUCH_CHOICE, ApiRequest
 from library.config.problems import ConfigError
 
 T = TypeVar("T")
@@ -13,7 +13,7 @@ T = TypeVar("T")
 def of_tab(items: Mapping[str, T], tab: str) -> T:
     """Return the item (a form, a tab) of the tab with this name. Raises ConfigError without such a tab."""
     if tab not in items:
-        raise ConfigError("there is no such tab: load the page again")
+        raise ConfigError(NO_SUCH_CHOICE)
     return items[tab]
 
 
@@ -27,7 +27,5 @@ def requested_submission(
 
 def requested_family(forms: Mapping[str, SettingsForm], request: ApiRequest) -> tuple[SettingsForm, str]:
     """Return the form of a request's tab, and the requested family, which the form must have."""
-    form, family = of_tab(forms, request.text("tab")), request.text("family")
-    if family not in form.configs:
-        raise ConfigError("There is no such choice: load the page again.")
-    return form, family
+    form = of_tab(forms, request.text("tab"))
+    return form, request.choice("family", form.configs)

@@ -110,10 +110,9 @@ class TrainingTab:
             "download": lambda: self.on_download(sent, request.text("source")),
             "export": lambda: self.on_export(sent, request.text("base")),
         }
-        if request.text("act") not in buttons:
-            raise ConfigError("There is no such button: load the page again.")
+        act = request.choice("act", buttons)
         try:
-            return buttons[request.text("act")]()
+            return buttons[act]()
         except ConfigError as error:
             return {
                 "message": messages.list_problems(

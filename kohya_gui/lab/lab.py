@@ -26,7 +26,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, join_messages, ngettext
 from library.config.schema import options_of
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.measuring import candidates
 from library.runs import dates, gpu_slots, reader
 
@@ -76,9 +76,7 @@ class LabTab:
 
     def start(self, request: ApiRequest) -> JsonObject:
         """Start a measurement."""
-        kind = request.text("kind")
-        if kind not in JOB_TITLES:
-            raise ConfigError("There is no such button: load the page again.")
+        kind = request.choice("kind", JOB_TITLES)
         plain = {"doctor": ["doctor"], "cache": ["cache", *["--clean"] * request.flag("clean")]}
         return {"job": begun(kind, plain.get(kind) or self._command(kind, request))}
 
@@ -105,10 +103,9 @@ class LabTab:
 
     def _command(self, kind: str, request: ApiRequest) -> list[str]:
         """Return the command line of a bench or a profile. Values from the browser only select among known ones."""
-        model, sizes, batch = request.text("model"), request.text("sizes").strip(), request.number("batch", 1, 64)
-        extent, ways = request.text("extent", "step"), request.text("ways", "usual")
-        if extent not in EXTENTS or ways not in BENCH_CHOICES or not (model in MODELS or model in self.forms):
-            raise ConfigError("There is no such choice: load the page again.")
+        model = request.choice("model", (*MODELS, *self.forms))
+        sizes, batch = request.text("sizes").strip(), request.number("batch", 1, 64)
+        extent, ways = request.choice("extent", EXTENTS, "step"), request.choice("ways", BENCH_CHOICES, "usual")
         sides = [int(side) for side in sizes.split(",")] if SIZES_PATTERN.fullmatch(sizes) else []
         if sizes and not (sides and all(64 <= side <= 8192 and side % 64 == 0 for side in sides)):
             raise ConfigError(

@@ -18,7 +18,7 @@ from library.config.problems import ConfigError, Message, Problem, option_name
 from library.downloads import finding, hub
 from library.families.facts import HubModel
 from library.files import free_space, names_apart
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import keys
 
 MODELS_FOLDER = ("kohya", "models")  # below the first root, unless another folder is chosen

@@ -16,7 +16,7 @@ from library.comparing import plan
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import dates, layout, reader
 from library.sampling import prompt_rows, prompts
 from library.sampling.plan import BASE_MODEL, check_image_count
@@ -69,11 +69,9 @@ class FileComparison:
         return {"job": job_status(jobs.start_job(COMPARE_KIND, words, place))}
 
     def _encoder(self, request: ApiRequest) -> list[str]:
-        chosen = request.text("encoder")
+        chosen = request.choice("encoder", (*ENCODER_CHOICES, "folder"))
         if chosen == "folder":
             chosen = str(paths.existing_folder(request.text("folder"), self.roots, "Folder of the encoder"))
-        elif chosen not in ENCODER_CHOICES:
-            raise ConfigError("There is no such choice: load the page again.")
         return [f"--encoder={chosen}"] if chosen else []
 
     def found(self, request: ApiRequest) -> JsonObject:

@@ -16,7 +16,7 @@ from kohya_gui.panel import samples
 from kohya_gui.panel.resumed_samples import RunSample, existing_samples, with_resumed
 from kohya_gui.sampling import comparing
 from kohya_gui.server import paths, picker
-from kohya_gui.server.json_api import NOT_OF_THE_PAGE, ApiRequest, Handler, ImageHandler
+from kohya_gui.server.json_api import NO_SUCH_CHOICE, NOT_OF_THE_PAGE, ApiRequest, Handler, ImageHandler
 from kohya_gui.tools.commands import job_status, lora_row, refuse_second
 from library import families
 from library.config import ineffective
@@ -28,7 +28,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, options_of
 from library.families import RUNS, config_class
 from library.files import write_atomic
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import dates, layout, reader, resume
 from library.sampling import plan, prompt_rows, prompts
 from library.sampling.recorded_prompts import recorded_prompt
@@ -126,9 +126,7 @@ class SamplingTab:
         refuse_second(SAMPLE_KIND)
         config, word = self._config(request)
         loras = [self._lora(line) for line in request.texts("loras") if line.strip()]
-        compare, strengths = request.text("compare"), _parse_strengths(request.text("strengths", "1"))
-        if compare not in plan.COMPARE:
-            raise ConfigError("There is no such choice: load the page again.")
+        compare, strengths = request.choice("compare", plan.COMPARE), _parse_strengths(request.text("strengths", "1"))
         for name, label in IMAGE_LABELS.items():
             for image in str(request.values("fields").get(name) or "").split(prompt_rows.BETWEEN):
                 if image.strip():
@@ -203,7 +201,7 @@ class SamplingTab:
             run = reader.existing_run(name.removeprefix(RUN))
             script, values = str(run.facts.get("script")), _run_settings(run)
             if script not in RUNS:
-                raise ConfigError("There is no such choice: load the page again.")
+                raise ConfigError(NO_SUCH_CHOICE)
             kind = config_class(script)
         else:
             form = of_tab(self.forms, name.removeprefix(TAB))

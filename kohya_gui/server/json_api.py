@@ -5,7 +5,7 @@ cannot send that without a preflight request of the browser, which is refused.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,6 +21,7 @@ from library.config.stored_messages import how_made
 API_ADDRESS = "/own/"
 MAX_REQUEST_BYTES = 4_500_000  # bytes of a request, or of a piece of a file
 PIECE_TYPE = "application/octet-stream"  # a form on another site cannot send it without a preflight request either
+NO_SUCH_CHOICE = "There is no such choice: load the page again."
 NOT_OF_THE_PAGE = "This is not what the page sends: load it again."
 
 
@@ -37,6 +38,12 @@ class ApiRequest:
     def text(self, name: str, default: str = "") -> str:
         value = self.fields.get(name, default)
         return value if isinstance(value, str) and _encodes(value) else self._wrong(name, "a text")
+
+    def choice(self, name: str, choices: Container[str], default: str = "") -> str:
+        """Return a text that is one of the choices."""
+        if (value := self.text(name, default)) not in choices:
+            raise ConfigError(NO_SUCH_CHOICE)
+        return value
 
     def flag(self, name: str) -> bool:
         value = self.fields.get(name, False)

@@ -77,7 +77,7 @@ class Picker:
         try:
             entries = sorted(self._entries(where, endings, request.text("kind") == "folder"), key=_order)
         except OSError as error:
-            raise ConfigError("{where} cannot be listed: {why}", where=where, why=error.strerror or error) from None
+            raise ConfigError("{folder} cannot be listed: {why}", folder=where, why=error.strerror or error) from None
         entries = [entry for entry in entries if part in entry["name"].lower()]
         up = next((str(where.parent) for root in self.roots if where != root and where.is_relative_to(root)), "")
         return {

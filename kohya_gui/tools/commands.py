@@ -13,9 +13,9 @@ from library import families
 from library.captioning.forms import FORMS as CAPTION
 from library.config.choice_words import word_of_choice
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message
+from library.config.problems import ConfigError, Message, require_choice
 from library.downloads import model_folder
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.forms import CommandField, CommandForm, CommandForms
 from library.masking.files import usual_folder
 from library.masking.forms import FORMS as MASK
@@ -176,8 +176,7 @@ def job_status(job: jobs.BackgroundJob) -> JsonObject:
 
 def _forms(request: ApiRequest) -> CommandForms:
     name = request.text("command")
-    if name not in COMMANDS:
-        raise ConfigError("command is {name}: use {commands}", name=repr(name), commands=" or ".join(COMMANDS))
+    require_choice("command", name, COMMANDS)
     return COMMANDS[name]
 
 

@@ -8,6 +8,7 @@ from library.adapter_files import names, storage
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message
 from library.families import recognition
+from library.families.shared.weights import shapes_of
 
 
 def misfit(path: Path, stored: JsonMapping, family: str) -> Message | None:
@@ -15,7 +16,7 @@ def misfit(path: Path, stored: JsonMapping, family: str) -> Message | None:
 
     `stored` is the header: an entry with the shape by name of a tensor.
     """
-    shapes = {key: tuple(entry["shape"]) for key, entry in stored.items()}
+    shapes = shapes_of(stored)
     base, words = recognition.family_and_description(shapes)
     if base:
         return Message("{path} is {found}, not a LoRA file; choose a LoRA file", path=path, found=words)
@@ -35,7 +36,7 @@ def misfit(path: Path, stored: JsonMapping, family: str) -> Message | None:
 def names_family(path: Path, stored: JsonMapping) -> bool:
     """Return whether the names of layers, or the metadata, tell a family."""
     try:
-        return bool(_families_of(path, {key: tuple(entry["shape"]) for key, entry in stored.items()}))
+        return bool(_families_of(path, shapes_of(stored)))
     except ConfigError:
         return False
 

@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, first_line
 from library.measuring import timing
 
 
@@ -25,7 +25,7 @@ def choose_device(requested: str) -> torch.device:
         raise ConfigError(
             "--device {asked} cannot be used here ({why}); use auto or cpu",
             asked=requested,
-            why=_first_error_line(error),
+            why=first_line(error)[:160],
         ) from error
     if device.type not in timing.MATRICES:
         raise ConfigError("--device {asked}: only cuda and cpu can be measured", asked=requested)
@@ -66,7 +66,3 @@ def free_bytes(on: torch.device) -> int:
     if on.type == "cuda":
         return torch.cuda.mem_get_info(on)[0]
     return psutil.virtual_memory().available
-
-
-def _first_error_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

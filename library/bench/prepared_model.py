@@ -5,7 +5,7 @@ import copy
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -207,7 +207,7 @@ class PreparedModel:
 @contextlib.contextmanager
 def open_prepared(
     subject: Subject, config: RunConfig, device: torch.device, size: Size, model: TrainableModel | None = None
-):
+) -> Iterator[PreparedModel]:
     """Yield a prepared model, closed at the end; `size` is the side of square images, or several (width, height)."""
     prepared = PreparedModel(subject, config, device, size, model or subject.make(config, device))
     try:

@@ -24,7 +24,7 @@ from library.config.problems import ConfigError, Message, raise_if_any
 from library.config.schema import options_of
 from library.families import FAMILIES, RUNS, config_class
 from library.files import write_atomic
-from library.jobs.job import RESULT
+from library.jobs.jobs import RESULT
 from library.jobs.work import JobRecord, begin_work
 from library.measuring import candidates
 from library.runs import layout

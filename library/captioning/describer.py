@@ -9,7 +9,7 @@ from PIL import Image
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError, option_name
+from library.config.problems import ConfigError, first_line, option_name
 
 # Prompts for chat models, by title; the first is the default.
 PROMPTS = {
@@ -177,8 +177,8 @@ def _load_describer(folder: Path, dtype: Any) -> tuple[Any, Any, Any]:
             processor = AutoImageProcessor.from_pretrained(path, **local_options)
         tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(path, **local_options)
     except Exception as error:  # any error of an unknown model's folder
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError("{folder} cannot be used as a captioner: {first}", folder=folder, first=first_line) from error
+        template = "{folder} cannot be used as a captioner: {why}"
+        raise ConfigError(template, folder=folder, why=first_line(error)) from error
     if getattr(tokenizer, "pad_token", None) is None:  # batches need padding; the attention mask hides it
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"  # so that generated tokens of a batch begin at the same position

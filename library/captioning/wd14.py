@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from library.config.problems import ConfigError, option_name
+from library.config.problems import ConfigError, first_line, option_name
 from library.curation.tags import split_tags, tag_key
 
 MODEL, TAGS = "model.onnx", "selected_tags.csv"
@@ -145,4 +145,4 @@ def _session(path: Path, device: str) -> Any:
             str(path), providers=[p for p in [*preferred, "CPUExecutionProvider"] if p in available]
         )
     except Exception as error:  # its errors have no common class
-        raise ConfigError("{path} cannot be loaded: {error}", path=path, error=str(error).splitlines()[0]) from None
+        raise ConfigError("{name} cannot be loaded: {why}", name=path, why=first_line(error)) from None

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from PIL import Image
 
-from library.config.problems import ConfigError, Message, Report, counted, option_name
+from library.config.problems import ConfigError, Message, Report, counted, option_name, require_choice
 from library.curation import thumbs, trash
 from library.curation.tags import split_tags, tag_key
 from library.data import folders
@@ -46,13 +46,7 @@ class CaptioningOptions:
                 name=option_name("extension"),
                 extension=repr(self.extension),
             )
-        if self.existing not in EXISTING:
-            raise ConfigError(
-                "{name} is {value}: use {known}",
-                name=option_name("existing"),
-                value=repr(self.existing),
-                known=", ".join(EXISTING),
-            )
+        require_choice(option_name("existing"), self.existing, EXISTING)
 
     def words(self, generated: str, old: str, is_tags: bool = True) -> str:
         """Return the new text of a caption file, from a generated and the existing caption.

@@ -12,9 +12,9 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections
+from library.data.caption_files import NO_CAPTIONS, UNREAD_CAPTIONS
 from library.runs import queue
 
-CAPTION_CODES = ("no_captions", "unread_captions")  # of remarks that a training may lack captions unintentionally
 Report = dict[str, Any]  # as library.check.report.Report.as_json
 
 
@@ -89,12 +89,13 @@ def estimate_of(report: Report) -> queue.Estimate:
 def find_caption_warning(report: Report) -> Problem | None:
     """Return the remark that no image has a caption, or that the captions of a folder are not read."""
     # Legal but rarely intended, so the page asks for confirmation.
-    return next((problem_from_json(entry) for entry in report["findings"] if entry["code"] in CAPTION_CODES), None)
+    codes = (NO_CAPTIONS, UNREAD_CAPTIONS)
+    return next((problem_from_json(entry) for entry in report["findings"] if entry["code"] in codes), None)
 
 
 def has_unread_captions(warning: Problem) -> bool:
     """Whether there are captions, which another extension would read."""
-    return bool(warning.fix) or warning.code == "unread_captions"
+    return warning.code == UNREAD_CAPTIONS
 
 
 def without_ineffective(report: Report, typed: Collection[str]) -> Report:

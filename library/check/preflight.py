@@ -7,22 +7,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from library import data, families, methods
-from library.check import adapter_files, graph_limit, meta_model, sample_prompts, training_length
-from library.compiler import cache, checks
-from library.config import building, code_names, compile_modes, fixes, ineffective, schema
-from library.config.environment import SWITCHED_ON, first_process, process_count, shards_asked
+from library.check import adapter_files, graph_limit, machine, meta_model, sample_prompts, training_length
+from library.config import building, code_names, ineffective, schema
+from library.config.environment import first_process, process_count
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, raise_if_any, together
+from library.config.problems import ConfigError, Message, MessageLike, Problem, as_problems, raise_if_any
 from library.config.run_config import RunConfig
 from library.data import debug_dataset, text_encoding
 from library.families import recognition
 from library.families.base import Family
 from library.files import blocking_path, free_space
-from library.memory import attention
-from library.memory.quantization import fp8_matmul, int8_matmul
 from library.methods import lycoris
 from library.optim import optimizers
 from library.outputs import hub, paths, trackers
@@ -51,9 +46,6 @@ SHAPE_OPTIONS = {
     "assistant_lora",
 }
 LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
-
-# Variables that `accelerate launch` sets if its config shards models.
-SHARDING = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
 def check_before_training(config: RunConfig) -> list[Problem]:
@@ -98,10 +90,6 @@ def load_named_code(config: RunConfig) -> None:
 def code_notes(config: RunConfig) -> list[Problem]:
     template = "{name} is code of a package that this program does not list; it runs when the training starts"
     return [Problem(option, template, name=name) for option, name in code_names.unlisted(config).items()]
-
-
-def findings(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
-    return evaluate(config, data.check_data(config, config.grid))
 
 
 def scan_images(reading: building.Reading[Any]) -> data.Check:
@@ -178,7 +166,7 @@ def _stages(
         "space": lambda: _check_disk_space(config),
         "alone": lambda: _check_other_trainings(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),
-        "machine": lambda: _check_machine(config),
+        "machine": lambda: machine.find_machine_problems(config),
         "hub": lambda: hub.find_upload_problems(config),
         "trackers": lambda: trackers.find_tracker_problems(config),
         "resume": lambda: _check_resumed_state(config),
@@ -221,7 +209,7 @@ def _find_remarks(
     if unlisted := registry.unusable():
         yield unlisted
     with_problems = {problem.option for problem in (*earlier, *new_problems)}
-    for remark in (*_check_single_process(config), *_check_half_precision(config), *_missing_gpu_features(config)):
+    for remark in machine.find_machine_notes(config):
         if remark.option not in with_problems:
             yield remark
 
@@ -256,57 +244,7 @@ def _find_mismatches(config: RunConfig, wrong: Collection[str], failed: Mapping[
 def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     # An error with compile_fullgraph; otherwise blocks only run more slowly.
     if not any(map(failed.get, NEEDED_FOR_GRAPHS)):
-        yield from graph_limit.find_graph_limit_problems(config, images.images, _device())
-
-
-def _check_single_process(config: RunConfig) -> Iterator[Problem]:
-    """Remark on options for several processes in a run with only one."""
-    if process_count() == 1:
-        for name in schema.changed(config).get("distributed", {}):
-            yield ineffective.remark(name, "this training has a single process")
-
-
-def _check_half_precision(config: RunConfig) -> Iterator[Problem]:
-    """Remark on a 16-bit dtype that the model exceeds, or that the GPU only emulates."""
-    device, kind, facts = _device(), config.precision.mixed_precision, families.facts_of(config.family)
-    if kind == "fp16" and facts.exceeds_fp16:
-        instead = together(["bf16", *["full_bf16"] * config.precision.full_fp16])
-        yield Problem(
-            "mixed_precision",
-            "= fp16: the activations of {title} exceed its range, so the loss is likely to become NaN; use {instead}",
-            title=facts.title,
-            instead=instead,
-            fix=fixes.compute_in_bf16(config),
-        )
-    is_old = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
-    if kind == "bf16" and is_old and not facts.exceeds_fp16:
-        fp16 = {"mixed_precision": "fp16"}
-        with contextlib.suppress(ConfigError):  # other options may need bf16, which leaves no advice
-            building.replace_options(config, **fp16)
-            yield Problem("mixed_precision", "= bf16: this GPU emulates it, which is slow; fp16 is fast here", fix=fp16)
-
-
-def _missing_gpu_features(config: RunConfig) -> Iterator[Problem]:
-    """Yield options that this machine's device does not support."""
-    recorded_by = compile_modes.recorded_on_gpu_alone(config.compile)
-    if recorded_by and _device().type != "cuda":
-        yield ineffective.remark(recorded_by, "no GPU was found that can record CUDA graphs")
-    if config.compile.compile or (config.sample.wanted and config.sample.sample_compile == "true"):
-        yield from cache.find_cache_problems(config.compile.compile_cache_dir, _device())
-    if not config.adapters:
-        return
-    fp8, int8 = fp8_matmul.supports_fp8(_device()), int8_matmul.supports_int8(_device())
-    for name, works in (("fp8_compute", fp8), ("int8_compute", int8), ("auto_compute", fp8 or int8)):
-        if not getattr(config.precision, name) or works:
-            continue
-        if name == "fp8_compute" and int8:
-            yield Problem(
-                name,
-                "has no effect here: this GPU multiplies in int8, not in fp8; use auto_compute, which times both ways",
-                fix={"fp8_compute": False, "auto_compute": True},
-            )
-        else:
-            yield ineffective.remark(name, "this machine can store weights in 8 bits, but not multiply them")
+        yield from graph_limit.find_graph_limit_problems(config, images.images, machine.training_device())
 
 
 def _check_caption_lengths(family: Family, images: data.Check) -> Iterator[Problem]:
@@ -354,43 +292,3 @@ def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:
         if run.active and not is_this_run and run.facts.get("output_name") == config.save.output_name:
             template = ": a training that writes these files is {state}; stop it, or choose another name"
             yield Problem("output_name", template, state=Message(run.state), fix=paths.free_output_name(config))
-
-
-def _device() -> Any:
-    on_cpu = not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    return torch.device("cpu" if on_cpu else "cuda")
-
-
-def _check_machine(config: RunConfig) -> Iterator[Problem]:
-    """Yield what this machine cannot do."""
-    device = _device()
-    if device.type == "cpu" and config.precision.mixed_precision == "fp16":
-        template = ": fp16 needs a GPU, and none was found; use bf16 or no"
-        yield Problem("mixed_precision", template, fix=fixes.compute_in_bf16(config))
-    if missing := attention.missing_kernel(device, config.memory.attention_kernel):
-        yield missing
-    launchers = [launcher for switch, launcher in SHARDING.items() if os.environ.get(switch, "").lower() in SWITCHED_ON]
-    for launcher in [*launchers, *["version 1 of FSDP"] * (shards_asked() == 1)]:
-        yield Problem(
-            "",
-            topic="training",
-            what=launcher,
-            template=(
-                "accelerate is set to use {what}, which is not supported here: choose MULTI_GPU in `accelerate "
-                "config`, and set fsdp = true to shard a full fine-tune (FSDP2)"
-            ),
-        )
-    if shards_asked() == 2 and os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in SWITCHED_ON:
-        yield Problem(
-            "fsdp",
-            ": accelerate is set to offload shards to CPU memory (fsdp_offload_params), which is not supported: "
-            "set it to false in `accelerate config`",
-        )
-    if process_count() > 1 and config.memory.blocks_to_swap and not config.adapters and not config.optim.stepped_early:
-        yield Problem(
-            "blocks_to_swap",
-            ": a full fine-tune on several GPUs can swap blocks only with Adafactor and fused_backward_pass; set "
-            "both, or leave blocks_to_swap out",
-        )
-    if config.compile.compile and not config.compile.compile_fallback:
-        yield from checks.find_compile_problems(config.compile, device)

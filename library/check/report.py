@@ -18,6 +18,7 @@ from library.check import estimate, isolated, preflight, preview_memory, preview
 from library.compiler import checks
 from library.config.building import Reading, replace_options, working_fix
 from library.config.command import Launch
+from library.config.environment import cpu_requested
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
 from library.config.problems import Message, MessageLike, Problem, counted, ngettext, together
@@ -159,7 +160,7 @@ def topic(problem: Problem, config: RunConfig) -> str:
 
 def graphics() -> tuple[str, float | None]:
     """Return the first GPU's name and memory in GiB; empty without one."""
-    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+    if cpu_requested() or not torch.cuda.is_available():
         return "", None
     properties = torch.cuda.get_device_properties(0)
     return properties.name, properties.total_memory / BYTES_PER_GIB

@@ -9,7 +9,7 @@ from library.config import ineffective, schema
 from library.config.environment import process_count
 from library.config.problems import Problem, counted, together
 from library.config.run_config import RunConfig
-from library.config.sections.learning import MAX_STEPS
+from library.config.sections.length import MAX_STEPS
 from library.data.length import Length, training_length
 from library.optim import lr_schedule
 from library.train.saving import resume_check

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -25,7 +24,7 @@ from library.families.recognition import recognise_file
 from library.methods.small_files import tensor_names_of
 from library.runs import layout
 from library.sampling import generate
-from library.sampling.caption_prompts import shown_from, with_images
+from library.sampling.caption_prompts import evenly_spread, shown_from, with_images
 from library.sampling.generate import ColumnSampler, OpenModel
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt, seeds_of
@@ -188,10 +187,10 @@ class FileComparer:
         _free_memory(device)
         training_paths = [image.path for image in self.images.items if not image.is_reg] if self.images else []
         if training_paths:
-            looks = TrainingLooks(_evenly_spread(training_paths, MAX_HASHED_IMAGES), self.report)
+            looks = TrainingLooks(evenly_spread(training_paths, MAX_HASHED_IMAGES), self.report)
             comparison.copies = [[looks.nearest(path) for path in row] for row in comparison.samples]
         if encoder and training_paths:
-            self._look(encoder, _evenly_spread(training_paths, MAX_ENCODED_IMAGES), device)
+            self._look(encoder, evenly_spread(training_paths, MAX_ENCODED_IMAGES), device)
         elif not encoder:
             comparison.notes.append(Message(NO_ENCODER))
         measured = zip(comparison.files, comparison.losses, comparison.likeness, comparison.copied, strict=True)
@@ -236,7 +235,7 @@ def caption_prompts(images: ImageSet | None, use: ControlUse) -> list[Prompt]:
     by_caption = {image.encoded_caption: image for image in captioned}
     return [
         with_images(Prompt(caption, width=image.fit.bucket[0], height=image.fit.bucket[1]), image, use)
-        for caption, image in _evenly_spread([*by_caption.items()], PROMPTS_FROM_CAPTIONS)
+        for caption, image in evenly_spread([*by_caption.items()], PROMPTS_FROM_CAPTIONS)
     ]
 
 
@@ -256,13 +255,6 @@ def readable_files(files: Sequence[SavedFile], config: RunConfig) -> tuple[list[
     if not readable:
         raise ConfigError(*wrong)
     return readable, [Message("A file is left out ({why}).", why=problem) for problem in wrong]
-
-
-def _evenly_spread(members: Sequence[Any], max_members: int) -> list[Any]:
-    """Return at most `max_members` items of a list, evenly spread."""
-    if len(members) <= max_members:
-        return [*members]
-    return [members[at * len(members) // max_members] for at in range(max_members)]
 
 
 def _free_memory(device: torch.device) -> None:

@@ -11,7 +11,8 @@ from library import families
 from library.captioning.describer import check_folder
 from library.config.json_types import JsonObject
 from library.config.pasted import pasted_path
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Report, first_line
+from library.data.pixels import unreadable_image
 from library.downloads import model_folder
 
 ENCODER_REPOSITORIES = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
@@ -60,10 +61,8 @@ class ImageEncoder:
             self._model: Any = model.from_pretrained(str(folder), use_safetensors=True, **local_only).eval()
             self._processor: Any = processor.from_pretrained(str(folder), **local_only)
         except Exception as error:  # any error of an unknown model's folder
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(
-                "{folder} cannot be used as an image encoder: {first}", folder=folder, first=reason
-            ) from error
+            template = "{folder} cannot be used as an image encoder: {why}"
+            raise ConfigError(template, folder=folder, why=first_line(error)) from error
         if self._model.main_input_name != "pixel_values" and not hasattr(self._model, "get_image_features"):
             raise ConfigError(
                 "{folder} is not an image encoder: choose dinov2, clip or a folder with one", folder=folder
@@ -105,6 +104,4 @@ def _open_image(path: str) -> Image.Image:
         with Image.open(path) as image:
             return image.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=type(error).__name__
-        ) from error
+        raise unreadable_image(path, error) from error

@@ -14,9 +14,8 @@ from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.config.schema import flatten_sections, option_values, options_of
 from library.runs import layout, lineage, reader, resume
-from library.sampling import prompts as prompt_files
 from library.sampling.plan import BASE_MODEL
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import Prompt, read_prompts
 from library.sampling.recorded_prompts import recorded_prompt
 
 COMPARED_KINDS = ("lora", "finetune")  # kinds of trainings whose files can be compared
@@ -209,7 +208,7 @@ def prompts_of_run(run: reader.RecordedRun, config: RunConfig) -> list[Prompt]:
     """Return the prompts of a run's samples, from its file or its record; none if it has none."""
     prompt_file = Path(str(config.sample.sample_prompts or ""))
     if config.sample.sample_prompts and prompt_file.is_file():
-        return prompt_files.read_prompts(prompt_file)
+        return read_prompts(prompt_file)
     samples = reader.progress(run.folder).update().events.get("sample", ())
     recorded = [recorded_prompt(event) for event in samples]
     return list(dict.fromkeys(prompt for prompt in recorded if prompt.prompt))

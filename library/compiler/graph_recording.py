@@ -13,6 +13,7 @@ from library.compiler import flat_memory
 from library.compiler.graph_memory import GraphMemory
 from library.compiler.recompute import RecomputeStates
 from library.compiler.torch_private import pytree
+from library.config.problems import first_line
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,10 @@ class Recording:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            cause: BaseException = error
-            while isinstance(cause.__context__, RuntimeError):
-                cause = cause.__context__  # leaving a failed capture raises again
+            cause = root_cause(error)
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
-            return f"PyTorch could not record them ({str(cause).splitlines()[0]})"
+            return f"PyTorch could not record them ({first_line(cause)})"
         self.has_grad = [new is not None for new in of_weights]
         self.grad_inputs = new_gradients[: len(new_gradients) - len(learn)]
         self.needs_grad = [output.requires_grad for output in outputs]
@@ -131,6 +130,13 @@ class Recording:
 
     def _gradients(self, roots: list[Tensor], grad_outputs: list[Tensor]) -> Sequence[Tensor | None]:
         return torch.autograd.grad(roots, self._targets, grad_outputs, allow_unused=True)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the error that failed a capture: leaving a failed one raises again."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from library.compiler import gpu_memory, torch_private
 from library.compiler.graph_memory import GraphMemory
-from library.compiler.graph_recording import Call, casts_included
+from library.compiler.graph_recording import Call, casts_included, root_cause
 from library.compiler.torch_private import pytree
+from library.config.problems import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class PassRecorder:
         except torch.OutOfMemoryError:
             why = "the GPU's memory is too small"
         except RuntimeError as error:
-            why = f"PyTorch could not record them ({_root_cause(error)})"
+            why = f"PyTorch could not record them ({first_line(root_cause(error))})"
         if recorded is not None and self._pool and self._pool.free_bytes() < SPARE_BYTES:
             why, recorded = "they would leave too little of the GPU's memory", None
         if recorded is None:
@@ -176,9 +177,3 @@ class PassRecorder:
 
 def recorded_passes_of(denoiser: nn.Module) -> PassRecorder | None:
     return vars(denoiser).get("_recorded_passes")
-
-
-def _root_cause(error: BaseException) -> str:
-    while isinstance(error.__context__, RuntimeError):
-        error = error.__context__  # leaving a failed capture raises again
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -119,7 +119,7 @@ def _read_launch(values: Mapping[str, Any], problems: list[Problem]) -> Launch:
         )
     for name in ("num_processes", "num_machines"):
         if (number := getattr(launch, name)) > MANY:
-            problems.append(Problem(name, "must be at most {most}, got {number}", most=MANY, number=number))
+            problems.append(Problem(name, "must be at most {ceiling}, got {value}", ceiling=MANY, value=number))
     if (launch.machine_rank or 0) >= launch.num_machines:
         problems.append(
             Problem(

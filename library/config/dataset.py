@@ -53,7 +53,9 @@ class SubsetConfig:
     class_tokens: str | None = opt(None, "caption of images that have no caption file")
     num_repeats: int = opt(1, "how often each image is seen per epoch", min=0, ceiling=100_000)
     caption_extension: str = opt(
-        ".caption", "extension of caption files: usually .txt; sd-scripts' default is .caption", parse=parse_extension
+        ".caption",
+        "the extension of caption files: usually .txt; sd-scripts' default is .caption",
+        parse=parse_extension,
     )
     cache_info: bool = opt(False, "remember captions and sizes in metadata_cache.json")
     shuffle_caption: bool = opt(False, "shuffle the tags of a caption each time")

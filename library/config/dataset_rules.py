@@ -23,7 +23,7 @@ def wrong(source: str, key: str, template: str, **facts: Any) -> Problem:
 def dataset_problems(dataset: "DatasetConfig", source: str, config: RunConfig) -> Iterator[Problem]:
     """Yield violations of rules among one data set's values, and between them and the run's options."""
     if not dataset.resolution:
-        yield wrong(source, "resolution", "is not set: {size} is usual", size=config.usual_size)
+        yield wrong(source, "resolution", "is not set: {usual} is usual", usual=config.usual_size)
     if dataset.enable_bucket:
         yield from _bucket_problems(dataset, source, config)
     yield from _paired_image_problems(dataset, source, config)

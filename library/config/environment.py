@@ -128,6 +128,11 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def cpu_requested() -> bool:
+    """Return whether `accelerate` is set to use the CPU."""
+    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in SWITCHED_ON
+
+
 def shards_asked() -> int:
     """Return the FSDP version requested from `accelerate launch`, 0 for none."""
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in SWITCHED_ON:

@@ -60,12 +60,12 @@ def about_address(option: str, text: str, takes: str | None = None) -> Problem |
     repository, file = (hub_match[1], (hub_match[2] or "").strip("/")) if hub_match else ("", "")
     name = f"{repository}/{file}" if file else repository
     if repository and not file and takes == FOLDER:
-        template = ": {address} is a web address; write {id} instead, and the model is fetched from Hugging Face"
+        template = ": {address} is a web address; write {id} instead, and it is fetched from Hugging Face"
         return Problem(option, template, address=shown_address, id=name, fix={option: name})
     if repository and not file and takes == FILE:
         return _about_repository(option, shown_address, repository)
     if is_file_id(name) and takes == FILE:
-        template = ": {address} is a web address; write {id} instead, and the file is fetched from Hugging Face"
+        template = ": {address} is a web address; write {id} instead, and it is fetched from Hugging Face"
         return Problem(option, template, address=shown_address, id=name)
     if is_file_id(name):
         template = ": {address} is a web address, not a path; fetch it with {command}, and give the path of the file"

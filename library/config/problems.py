@@ -336,6 +336,18 @@ def attempted(problems: list[Problem], make: Callable[[], T]) -> T | None:
     return None
 
 
+def require_choice(name: MessageLike, value: Any, choices: Iterable[Any]) -> None:
+    """Raise ConfigError for a value that is not one of the choices."""
+    if value not in (choices := tuple(choices)):
+        template = "{name} is {value}: use one of {choices}"
+        raise ConfigError(template, name=name, value=repr(value), choices=", ".join(map(str, choices)))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; the name of its class if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def as_message(text: MessageLike) -> Message:
     return text if isinstance(text, Message) else Message(text)
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from library.config.pasted import strip_pasted
+from library.config.pasted import pasted_path, strip_pasted
 from library.config.problems import ConfigError, Problem
 from library.config.values import join_words, parse_finite, quoted, split_strength, split_words
 
@@ -30,6 +30,29 @@ def is_number(text: str) -> bool:
     with contextlib.suppress(ValueError):
         return math.isfinite(parse_finite(text))
     return False
+
+
+def weighted_file(text: str) -> tuple[str, float]:
+    """Split FILE=0.8, as commands take it, into file and strength, by default 1. A file name may contain "=".
+
+    Raises ConfigError for a strength that is no number, or that follows a colon.
+    """
+    text = str(pasted_path(text))
+    name, separator, weight = text.rpartition("=")
+    before, _, after = text.rpartition(":")
+    if before.lower().endswith(WEIGHT_FILES):  # as in options
+        right = f"{before}={after if is_number(after) else 0.8}"
+        raise ConfigError("{text}: the strength follows an equals sign here: write {right}", text=text, right=right)
+    if not separator or Path(text).exists():
+        return text, 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        template = "the weight of {path} is {weight}, which is not a number: write {example}"
+        raise ConfigError(template, path=name, weight=repr(weight), example=f"{name}=0.5")
+    return name, number
 
 
 def strength_notes(option: str, value: str | None) -> Iterator[Problem]:

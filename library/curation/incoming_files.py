@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from library.config.outside_text import NO_TEXT
 from library.config.problems import ConfigError, Message
 from library.config.values import RESERVED
 from library.data.caption_files import read_caption
@@ -73,7 +74,7 @@ def check_content(path: Path, name: str) -> None:
         try:
             text = read_caption(path)
         except UnicodeError:
-            raise ConfigError("{name} is not text in UTF-8: save it with that encoding", name=name) from None
+            raise ConfigError(NO_TEXT, path=name) from None
         if any(unicodedata.category(sign) == "Cc" and sign not in "\t\r\n" for sign in text):
             raise ConfigError("{name} is not a caption: it holds control characters", name=name)
         return

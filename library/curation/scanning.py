@@ -32,7 +32,7 @@ def scan_collection(
     try:
         _scan_folders(collection)
     except OSError as error:
-        raise ConfigError("{root} cannot be listed: {why}", root=root, why=error.strerror or error) from None
+        raise ConfigError("{folder} cannot be listed: {why}", folder=root, why=error.strerror or error) from None
     collection.notes += sharing(collection)
     examine_pictures(collection, collection.pictures, report)
     rules = collection.rules
@@ -123,7 +123,7 @@ def _list_inner(collection: ImageCollection, name: str) -> Listing | None:
     try:
         return folders.list_folder(collection.root / name)
     except OSError as error:
-        collection.notes.append(Message("{name} cannot be listed: {why}", name=name, why=error.strerror or error))
+        collection.notes.append(Message("{folder} cannot be listed: {why}", folder=name, why=error.strerror or error))
         return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from library.config.problems import ConfigError
+from library.config.problems import require_choice
 from library.curation import tags
 from library.curation.collection import ImageCollection, Picture
 from library.data import captions
@@ -33,8 +33,7 @@ def select_pictures(
 ) -> list[Picture]:
     """Select the images of a kind, in a folder (None: in all), whose name or caption contains `words`. The kind
     "trigger" selects images without the trigger word."""
-    if kind not in PICTURE_KINDS and kind != "trigger":
-        raise ConfigError("show is {kind}: use one of {kinds}", kind=repr(kind), kinds=", ".join(PICTURE_KINDS))
+    require_choice("show", kind, (*PICTURE_KINDS, "trigger"))
     has_trigger = tags.trigger(trigger) if trigger.strip() else None
     test: Test = (
         PICTURE_KINDS[kind][1]

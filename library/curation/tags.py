@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, require_choice
 
 ACTIONS = ("add", "remove", "replace_tag", "replace_text")
 
@@ -22,10 +22,7 @@ class Edit:
     separator: str = ","
 
     def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise ConfigError(
-                "action is {action}: use one of {actions}", action=repr(self.action), actions=", ".join(ACTIONS)
-            )
+        require_choice("action", self.action, ACTIONS)
         if self.action == "add" and not split_tags(self.put, self.separator):
             raise ConfigError("tags to add: write at least one")
         if self.action != "add" and not self.find.strip(" " if self.action == "replace_text" else None):

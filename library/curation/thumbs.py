@@ -10,9 +10,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, require_choice
 from library.data import orientation
-from library.data.pixels import extensions
+from library.data.pixels import extensions, unreadable_image
 from library.files import cache_folder, write_atomic
 
 SIDES = (320, 1280)  # available sizes in pixels
@@ -34,12 +34,11 @@ def thumb(path: str | Path, side: int = SIDES[0], upright: bool = False) -> byte
 
     Raises ConfigError if there is no such image, it cannot be decoded, or has too many pixels.
     """
-    if side not in SIDES:
-        raise ConfigError("side is {side}: use one of {sides}", side=side, sides=", ".join(map(str, SIDES)))
+    require_choice("side", side, SIDES)
     try:
         status = os.stat(path)
     except OSError:
-        raise ConfigError("{path} is not there", path=path) from None
+        raise ConfigError("{path} does not exist", path=path) from None
     turn = orientation.orientation(path) if upright else orientation.UPRIGHT
     turned = f"|{turn}" if turn != orientation.UPRIGHT else ""
     key = f"{os.path.abspath(path)}|{status.st_mtime_ns}|{status.st_size}|{side}{turned}".encode(
@@ -66,7 +65,7 @@ def open_image(path: str | Path) -> Image.Image:
     try:
         image = Image.open(path)
     except Exception as error:  # decoders' exceptions have no common class
-        raise ConfigError("{path} cannot be read as an image: {kind}", path=path, kind=type(error).__name__) from error
+        raise unreadable_image(path, error) from error
     if image.width * image.height > PIXELS:
         image.close()
         raise ConfigError(
@@ -107,7 +106,7 @@ def _thumbnail(path: str | Path, side: int, upright: bool) -> bytes:
             )
             thumbnail.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         except Exception as error:
-            raise ConfigError("{path} cannot be decoded: {kind}", path=path, kind=type(error).__name__) from error
+            raise unreadable_image(path, error) from error
     out = io.BytesIO()
     thumbnail.save(out, "WEBP", quality=82, method=2)
     return out.getvalue()

@@ -16,7 +16,8 @@ from library.data.metadata import AUTOMATIC
 
 CAPTION_SUFFIXES = (".txt", ".caption")
 BARE_FOLDER = "bare_folder"  # the code of the remark about images of one folder
-UNREAD_CAPTIONS = "unread_captions"  # the code of the remark about captions that another extension would read
+# Codes of remarks that no image has a caption, and that another extension would read the captions.
+NO_CAPTIONS, UNREAD_CAPTIONS = "no_captions", "unread_captions"
 TEXTS = (*CAPTION_SUFFIXES, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
 
 

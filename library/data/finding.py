@@ -44,7 +44,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     regular: list[list[Image]] = []
     for position, dataset in enumerate(datasets):
         if dataset.resolution is None and all(problem.option != "resolution" for problem in survey.problems):
-            survey.problems.append(Problem("resolution", "is not set: {size} is usual", size=config.usual_size))
+            survey.problems.append(Problem("resolution", "is not set: {usual} is usual", usual=config.usual_size))
         images = _images_of(survey, position, _with_valid_sizes(dataset))
         learned.append([image for image in images if not image.is_reg])
         regular.append([image for image in images if image.is_reg])
@@ -164,7 +164,7 @@ def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Im
     for subset in dataset.subsets:
         if subset.num_repeats < 1:
             unused = subset.metadata_file or subset.image_dir
-            survey.warnings.append(about_images("{value} has 0 repeats and is not used", value=unused))
+            survey.warnings.append(about_images("{folder} has 0 repeats and is not used", folder=unused))
             continue
         if id(subset) not in survey.facts:  # else it is trained at several sizes, and known
             survey.facts[id(subset)] = read_sizes(survey, subset, find_images(survey, subset))

@@ -12,7 +12,7 @@ import imagesize
 import numpy as np
 from PIL import Image, features
 
-from library.config.problems import ConfigError, Problem
+from library.config.problems import ConfigError, Problem, first_line
 from library.config.run_config import RunConfig
 from library.data.augment import View
 from library.data.orientation import MAX_KNOWN, Version, note_orientation, orientation, turned_size, upright
@@ -21,6 +21,7 @@ from library.data.orientation import MAX_KNOWN, Version, note_orientation, orien
 BILINEAR, CUBIC, AREA, NEAREST = 1, 2, 3, 6
 RESIZE = {"nearest": NEAREST, "bilinear": BILINEAR, "linear": BILINEAR, "bicubic": CUBIC, "cubic": CUBIC, "area": AREA}
 PLUGINS = {".avif": "pillow_avif", ".jxl": "pillow_jxl"}
+UNREADABLE_IMAGE = "{path} cannot be read as an image ({reason}): replace or remove it"
 ALWAYS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -166,9 +167,11 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
         missing = ConfigError("{path} is missing: it was there when the training started", path=path)
         raise missing_folder(path) or missing from None
     except Exception as e:
-        raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)
-        ) from e
+        raise unreadable_image(path, e) from e
+
+
+def unreadable_image(path: str | Path, error: Exception) -> ConfigError:
+    return ConfigError(UNREADABLE_IMAGE, path=path, reason=_decoding_error(error))
 
 
 def read_mask(path: str | Path, how: Decoding = AS_STORED) -> np.ndarray:
@@ -189,9 +192,7 @@ def wide_values(path: str | Path) -> np.ndarray | None:
         with Image.open(path) as image:
             return np.asarray(image) if image.mode.startswith(("I", "F")) else None
     except Exception as e:
-        raise ConfigError(
-            "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=_decoding_error(e)
-        ) from e
+        raise unreadable_image(path, e) from e
 
 
 def expect_size(path: str, picture: np.ndarray, size: tuple[int, int]) -> None:
@@ -311,4 +312,4 @@ def _ends_well(file: BinaryIO, kind: str) -> bool:
 def _decoding_error(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return "it has too many pixels to be decoded safely"
-    return str(error).splitlines()[0].strip(" .") if str(error) else type(error).__name__
+    return first_line(error).strip(" .")

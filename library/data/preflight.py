@@ -13,7 +13,7 @@ from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
 from library.config.values import name_length
 from library.data import finding, mask_check
-from library.data.caption_files import BARE_FOLDER
+from library.data.caption_files import BARE_FOLDER, NO_CAPTIONS, UNREAD_CAPTIONS
 from library.data.controls import stored_image_size
 from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some, some_files
 from library.data.idle_options import overridden, without_effect
@@ -65,7 +65,7 @@ def check_data(config: RunConfig, grid: int, report: Report | None = None, quick
     other_captions = survey.other_captions
     bare = [] if config.caption_change.sentences else list(_without_captions(images))
     if bare and other_captions:  # one cause, one message: the one with the option to set
-        facts = {"why": other_captions[0], "fix": other_captions[0].fix, "topic": "captions", "code": "no_captions"}
+        facts = {"why": other_captions[0], "fix": other_captions[0].fix, "topic": "captions", "code": UNREAD_CAPTIONS}
         bare, other_captions = [Problem("", "no image has a caption: {why}", **facts)], other_captions[1:]
     notes = [note for note in notes if not _says_no_more(note, config, bool(bare))]
     notes = [
@@ -220,7 +220,7 @@ def _without_captions(images: list[Image]) -> Iterator[Problem]:
         endings=endings,
         instead=instead,
         topic="captions",
-        code="no_captions",
+        code=NO_CAPTIONS,
     )
 
 

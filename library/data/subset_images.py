@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.dataset import SubsetConfig
+from library.config.outside_text import NO_TEXT
 from library.config.places import same_place
 from library.config.problems import ConfigError, Message, Problem, counted
 from library.data import captions, folder_problems, metadata
@@ -171,10 +172,9 @@ def _caption_problems(caption_file: str, error: Exception) -> list[Problem]:
     if isinstance(error, ConfigError):
         return [problem.replaced(topic="images") for problem in error.problems]
     if isinstance(error, UnicodeError):
-        template = "{caption_file} is not text in UTF-8: save it with that encoding"
-        return [about_images(template, caption_file=caption_file)]
+        return [about_images(NO_TEXT, path=caption_file)]
     why = error.strerror or error if isinstance(error, OSError) else error
-    return [about_images("{caption_file} cannot be read ({why})", caption_file=caption_file, why=why)]
+    return [about_images("{path} cannot be read: {why}", path=caption_file, why=why)]
 
 
 def _remember(survey: Survey, folder: Path, images: Sequence[tuple[FoundImage, Size, str]]) -> None:

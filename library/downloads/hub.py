@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import huggingface_hub  # its modules load a network library, so they are imported where they are used
 from huggingface_hub import constants
 
-from library.config.problems import ConfigError, Message, Report
+from library.config.problems import ConfigError, Message, Report, first_line
 from library.config.values import RESERVED
 from library.families.shared import hub, weights
 from library.files import clear_errors, need_space, remove, replace, write_atomic
@@ -107,11 +107,10 @@ def request_failure(name: str, error: Exception) -> Message:
         return licence(name)
     if isinstance(error, RepositoryNotFoundError):
         return Message("There is no Hugging Face repository {name}, or it is private: check the spelling.", name=name)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return Message(
         "The Hugging Face Hub cannot be reached for {name} ({reason}): go online, and try again.",
         name=name,
-        reason=reason,
+        reason=first_line(error),
     )
 
 
@@ -221,11 +220,10 @@ def _download_rest(part: Path, file: RemoteFile, report: Report) -> None:
         except Exception as e:  # of the network
             if isinstance(e, OSError) and e.errno is not None:  # of the disk
                 raise
-            reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
             template = (
                 "The download of {name} was interrupted ({reason}): start it again; it continues where it stopped."
             )
-            raise ConfigError(template, name=file.name, reason=reason) from e
+            raise ConfigError(template, name=file.name, reason=first_line(e)) from e
 
 
 def _verify_download(part: Path, path: Path, file: RemoteFile, report: Report) -> None:

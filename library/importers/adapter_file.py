@@ -28,6 +28,7 @@ from library.importers.shared import (
     optimizer_args,
     say_nearest,
     tables_of_list,
+    takes_precedence,
 )
 
 TRAINER = "LoRA metadata"
@@ -229,7 +230,7 @@ def _import_stored_length(builder: ImportBuilder) -> None:
     if not builder.number("ss_max_train_steps") and (epochs := builder.number("ss_num_epochs")):
         builder.rename("ss_num_epochs", "max_train_epochs", int(epochs))
     elif "ss_num_epochs" in builder.source:
-        builder.ignore("ss_num_epochs", "max_train_steps is set and takes precedence")
+        builder.ignore("ss_num_epochs", takes_precedence("max_train_steps"))
 
 
 def _import_stored_images(builder: ImportBuilder) -> None:

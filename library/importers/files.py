@@ -136,10 +136,10 @@ def import_content(
     """Convert the parsed content of a file like `import_file`."""
     if script and script not in configs:
         raise ConfigError(
-            "{script} is not a kind of training{hint}; there are {configs}",
+            "{script} is not a kind of training{hint}; there are {runs}",
             script=script,
             hint=did_you_mean(script, configs),
-            configs=", ".join(configs),
+            runs=", ".join(configs),
         )
     _refuse_programs(settings)
     if reader := next((reader for reader in IMPORTERS if reader.recognises(settings)), None):

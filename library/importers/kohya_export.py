@@ -21,6 +21,13 @@ Fields = JsonObject
 KOHYA_TABLES = load_tables("kohya_ss")
 SAME_NAMED_FIELDS = frozenset(KOHYA_TABLES["fields"])  # options that are fields of the page under the same name
 TYPED = frozenset(KOHYA_TABLES["flags"])  # flags without a field, for the box of additional parameters
+NOISE_OPTIONS = (
+    "noise_offset",
+    "multires_noise_iterations",
+    "noise_offset_random_strength",
+    "adaptive_noise_scale",
+    "multires_noise_discount",
+)
 # Options that share a group of fields: a change of one writes the whole group.
 GROUPS = (
     ("network_module", "network_args"),
@@ -40,13 +47,7 @@ GROUPS = (
     ("xformers", "sdpa"),
     ("optimizer_type", "use_8bit_adam", "use_lion_optimizer"),
     ("max_train_steps", "max_train_epochs"),
-    (
-        "noise_offset",
-        "multires_noise_iterations",
-        "noise_offset_random_strength",
-        "adaptive_noise_scale",
-        "multires_noise_discount",
-    ),
+    NOISE_OPTIONS,
     ("train_data_dir", "in_json"),
     ("use_object_template", "use_style_template"),
 )
@@ -239,7 +240,7 @@ def _export_warmup(config: RunConfig) -> Fields:
 def _export_noise(config: RunConfig, fields_by_option: Mapping[str, Fields]) -> Fields:
     noise = config.noise
     fields: Fields = {}
-    for name in GROUPS[6]:  # the options of noise
+    for name in NOISE_OPTIONS:
         fields |= fields_by_option[name]
     return fields | {"noise_offset_type": "Multires" if noise.multires_noise_iterations else "Original"}
 

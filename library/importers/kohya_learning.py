@@ -4,6 +4,7 @@ import math
 
 from library.config.problems import Message, option_name, option_values
 from library.importers.builder import ImportBuilder, describe, is_on
+from library.importers.shared import takes_precedence
 
 ENCODER_END, OLD_ENCODER_END = "stop_text_encoder_training", "stop_text_encoder_training_pct"
 
@@ -15,7 +16,7 @@ def read_length(builder: ImportBuilder, tab: str) -> None:
         builder.keep("max_train_epochs", int(epochs))
         for key in ("max_train_steps", "epoch"):
             if key in builder.source:
-                builder.ignore(key, "max_train_epochs is set and takes precedence")
+                builder.ignore(key, takes_precedence("max_train_epochs"))
     elif steps and steps > 0:
         builder.keep("max_train_steps")
         if "epoch" in builder.source:
@@ -48,7 +49,7 @@ def read_warmup(builder: ImportBuilder, tab: str) -> None:
         )
     elif steps and steps > 0:
         builder.keep("lr_warmup_steps", int(steps))
-        builder.ignore("lr_warmup", "lr_warmup_steps is set and takes precedence")
+        builder.ignore("lr_warmup", takes_precedence("lr_warmup_steps"))
     elif percent and percent > 0:
         share: float | int = percent / 100
         if share >= 1:
@@ -128,9 +129,7 @@ def read_encoder_end(builder: ImportBuilder, tab: str) -> None:
     if step:
         text = "{step} is a step: the page of kohya_ss calls it a percentage, but its training reads a step"
         builder.change(ENCODER_END, Message(text, step=int(step)), {ENCODER_END: int(step)})
-        builder.explain(
-            Message("{option} is set and takes precedence", option=option_name(ENCODER_END)), OLD_ENCODER_END
-        )
+        builder.explain(takes_precedence(ENCODER_END), OLD_ENCODER_END)
     elif percent and (percent < 0 or total):
         end = -1 if percent < 0 else math.ceil(total * percent / 100)
         builder.convert(OLD_ENCODER_END, {ENCODER_END: end})

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, option_name
 from library.config.values import split_words
+from library.families import facts_of
 from library.importers import flat, kohya_adapters, kohya_folders, kohya_launch, kohya_learning
 from library.importers.builder import UNETS, ImportBuilder, family_of_script, is_empty, is_on, to_number
 from library.importers.command_line import flag_value, flags_of
@@ -30,7 +31,7 @@ FAMILY_SWITCHES = {
     "sd3_checkbox": "SD3",
     "anima_checkbox": "anima",
 }
-TITLED = {"sd15": "SD 1.5", "sdxl": "SDXL", "flux": "FLUX.1", "anima": "Anima"}
+TRAINED = ("sd15", "sdxl", "flux", "anima")
 OTHER_SWITCHES = {"hunyuan_image_checkbox": "HunyuanImage", "lumina_checkbox": "Lumina"}
 SWITCHES = {**FAMILY_SWITCHES, **OTHER_SWITCHES}
 OF_OTHER_TABS = {key for tab in KOHYA_TABLES["other_tabs"] for key in tab["keys"]}
@@ -81,7 +82,7 @@ def script_of_kohya_file(settings: JsonMapping) -> str:
         family = "flux"
     if not family and not is_on(settings.get("v2")):
         return SD15_SCRIPTS[tab]  # the model of kohya_ss if no box is ticked
-    if family not in TITLED:
+    if family not in TRAINED:
         raise ConfigError(
             "this file of {trainer} is for {title}, which is not trained here: use {trainer}, or take its settings "
             "over for another model with kohya import --script, such as --script sdxl_train_network",
@@ -274,7 +275,7 @@ def _why_meaningless(builder: ImportBuilder, key: str, tab: str) -> MessageLike:
         return "in kohya_ss it is a setting for other models, which a FLUX.1 script never gets"
     prefixes = {"sdxl_": "sdxl", "flux1_": "flux", "anima_": "anima"}
     owner = next((family for start, family in prefixes.items() if key.startswith(start)), builder.family)
-    return "" if owner == builder.family else Message("it is for {title}", title=TITLED[owner])
+    return "" if owner == builder.family else Message("it is for {title}", title=facts_of(owner).title)
 
 
 def read_typed_flags(builder: ImportBuilder) -> None:

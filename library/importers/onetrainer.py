@@ -3,18 +3,18 @@
 import re
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Message, MessageLike
+from library.config.problems import Message, MessageLike
 from library.importers import onetrainer_data, onetrainer_learning, onetrainer_model
 from library.importers.builder import ImportBuilder, describe, family_of_script, is_on, script_of_family, to_number
 from library.importers.onetrainer_embedding import EMBEDDING, EMBEDDING_IMPORTS, EMBEDDING_SCRIPTS
 from library.importers.shared import (
-    ONLY,
     chooses_chroma,
     chooses_version,
     equal,
     flatten_tables,
     load_tables,
     other_method_error,
+    other_model_error,
     other_networks,
     own_name,
     precision,
@@ -83,12 +83,7 @@ def _onetrainer_script(source: JsonMapping, script: str) -> str:
     if family is None:
         titles = ONETRAINER_TABLES["other_models"]
         model = f"{titles[model]} ({model})" if model in titles else model
-        raise ConfigError(
-            "this file of {trainer} is for {model}, which is not trained here: train it there; {advice}",
-            trainer=TRAINER,
-            model=model,
-            advice=ONLY,
-        )
+        raise other_model_error(TRAINER, model)
     return script or script_of_family(family, method == "LORA")
 
 

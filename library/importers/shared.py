@@ -10,7 +10,16 @@ from typing import get_args
 from library import families
 from library.config.formats import toml_value
 from library.config.json_types import JsonMapping, JsonObject, JsonValue
-from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages, ngettext, option_names
+from library.config.problems import (
+    ConfigError,
+    Message,
+    MessageLike,
+    Problem,
+    join_messages,
+    ngettext,
+    option_name,
+    option_names,
+)
 from library.config.reading import parse_resolution
 from library.config.sections.learning import OptimizerName
 from library.config.values import quoted
@@ -65,6 +74,10 @@ def other_model_error(trainer: str, model: str) -> ConfigError:
     """Return the error for a file of a model that is not trained here."""
     template = "this file of {trainer} is for {model}, which is not trained here: use {trainer}; {advice}"
     return ConfigError(template, trainer=trainer, model=model, advice=ONLY)
+
+
+def takes_precedence(name: str) -> Message:
+    return Message("{option} is set and takes precedence", option=option_name(name))
 
 
 def steps_of_kept(count: float, interval: float) -> int:

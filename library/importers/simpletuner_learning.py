@@ -15,6 +15,7 @@ from library.importers.shared import (
     optimizer_args,
     say_nearest,
     simplify_name,
+    takes_precedence,
     timestep_options,
     train_lycoris,
 )
@@ -152,7 +153,7 @@ def _import_simpletuner_length(builder: ImportBuilder) -> None:
     steps, epochs = builder.number("max_train_steps"), builder.number("num_train_epochs")
     if steps and steps > 0:
         builder.keep("max_train_steps", int(steps))
-        builder.ignore("num_train_epochs", "max_train_steps is set and takes precedence")
+        builder.ignore("num_train_epochs", takes_precedence("max_train_steps"))
     else:
         builder.assume("num_train_epochs", 1)
         builder.rename("num_train_epochs", "max_train_epochs", int(epochs or 1))

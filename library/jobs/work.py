@@ -13,7 +13,7 @@ from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, Report
-from library.jobs.job import JOB, JOB_FOLDER_VARIABLE, RESULT, STOP, new
+from library.jobs.jobs import JOB, JOB_FOLDER_VARIABLE, RESULT, STOP, new
 from library.runs import layout, process
 
 EXIT_MISUSED = 2  # exit code of a command without arguments

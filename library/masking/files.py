@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from library.captioning.writing import Written, listings, rgb
-from library.config.problems import ConfigError, Message, Report, option_name
+from library.config.problems import ConfigError, Message, Report, option_name, require_choice
 from library.curation import thumbs, trash
 from library.data import folders, pixels
 from library.data.orientation import UPRIGHT, orientation, orientation_of, tag, turned_back
@@ -38,17 +38,8 @@ class MaskOptions:
     into: str = FOLDER  # a folder of masks, or the transparency of the images
 
     def __post_init__(self) -> None:
-        if self.existing not in EXISTING:
-            raise ConfigError(
-                "{name} is {value}: use {known}",
-                name=option_name("existing"),
-                value=repr(self.existing),
-                known=", ".join(EXISTING),
-            )
-        if self.into not in INTO:
-            raise ConfigError(
-                "{name} is {value}: use {known}", name=option_name("into"), value=repr(self.into), known=", ".join(INTO)
-            )
+        require_choice(option_name("existing"), self.existing, EXISTING)
+        require_choice(option_name("into"), self.into, INTO)
         if not 0 <= self.outside <= 100:
             raise ConfigError(
                 "{name} is {value}: it is a percentage, from 0 to 100", name=option_name("outside"), value=self.outside
@@ -244,7 +235,7 @@ def mask_overlay(file: Path, side: int, upright: bool = False) -> bytes:
             try:
                 mask = pixels.mask_channel(turned_upright(image) if upright else image)
             except Exception as error:  # decoders' exceptions have no common class
-                raise ConfigError("{path} cannot be read as an image", path=file) from error
+                raise pixels.unreadable_image(file, error) from error
         mask.thumbnail((side, side), Image.Resampling.BILINEAR)
     overlay = Image.new("RGBA", mask.size, RED)
     overlay.putalpha(Image.eval(mask, lambda value: 255 - value))

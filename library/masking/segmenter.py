@@ -10,7 +10,7 @@ from PIL import Image
 
 from library.captioning.describer import check_folder, chosen_device
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, option_name
+from library.config.problems import ConfigError, first_line, option_name
 from library.curation.tags import split_tags
 
 BY_WORDS = "clipseg"
@@ -116,8 +116,7 @@ def _load_segmenter(folder: Path, kind: str) -> tuple[Any, Any]:
         model = loaders[0].from_pretrained(str(folder), use_safetensors=True, **local_options)
         return model, loaders[1].from_pretrained(str(folder), **local_options)
     except Exception as error:  # any error of an unknown model's folder
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError("{folder} cannot be used for masks: {first}", folder=folder, first=first_line) from error
+        raise ConfigError("{folder} cannot be used for masks: {why}", folder=folder, why=first_line(error)) from error
 
 
 def _first_names(names: Sequence[object]) -> str:

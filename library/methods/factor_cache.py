@@ -69,7 +69,9 @@ class _CastAndScale(torch.autograd.Function):
     """Trained factors -> cast and scaled factors, all at once."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor):
+    def forward(
+        ctx: Any, dtype: torch.dtype, strengths: Sequence[float | None], multiplier: Tensor, *factors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # None for factors of layers that the loss does not depend on, not zeros
         ctx.factors, ctx.cast_to, ctx.strengths, ctx.multiplier = factors, dtype, strengths, multiplier
         return tuple(_cast_and_scale(dtype, strengths, multiplier, *factors))

@@ -132,6 +132,11 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
+def shifted_line(steps: int, shift: float) -> list[float]:
+    """Return the steps + 1 sigmas of a sampling run: equal steps from 1 to 0, shifted."""
+    return shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift).tolist()
+
+
 def shift_of_tokens(tokens: int, line: Line = DEFAULT_SHIFT_LINE) -> float:
     """Return mu for a number of image tokens: linear through two points and beyond. The shift is e^mu."""
     (first_tokens, first_mu), (second_tokens, second_mu) = line

@@ -120,7 +120,7 @@ def import_class(spec: OptimizerSpec) -> type:
         with _without_warnings(spec.module), without_collecting(), without_optional(spec.module):
             module = importlib.import_module(spec.module)
     except Exception as e:  # a package built for another machine may raise anything
-        raise ConfigError("{module} cannot be loaded: {why}", module=spec.module, why=e) from e
+        raise ConfigError("{name} cannot be loaded: {why}", name=spec.module, why=e) from e
     classes = {name.lower(): member for name, member in vars(module).items() if isinstance(member, type)}
     if (optimizer_class := getattr(module, spec.name, None) or classes.get(spec.name.lower())) is None:
         names = [member.__name__ for member in classes.values()]

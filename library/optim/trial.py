@@ -20,6 +20,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from library import packages
+from library.config.environment import cpu_requested
 from library.optim.classes import import_class
 from library.optim.names import SPECS, OptimizerSpec
 from library.optim.streams import on_default_stream
@@ -158,7 +159,7 @@ def optimizer_state_shapes(spec: OptimizerSpec, arguments: Mapping[str, Any]) ->
 
 def trial_device() -> str:
     """Return the device on which a training of this process steps."""
-    if not torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
+    if cpu_requested() or not torch.cuda.is_available():
         return "cpu"
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 

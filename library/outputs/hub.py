@@ -11,7 +11,7 @@ import huggingface_hub
 
 from library.config.building import replace_options
 from library.config.json_types import JsonObject
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Message, Problem, first_line
 from library.config.run_config import RunConfig
 from library.outputs.paths import saved_kind
 
@@ -48,7 +48,7 @@ class Uploads:
                     ": {repo} can be neither found nor made ({reason}); check the name, "
                     "the token's right to write and the network, or leave it out",
                     repo=options.huggingface_repo_id,
-                    reason=_first_line(e),
+                    reason=_failure(e),
                 )
             ) from e
         address = f"https://huggingface.co/{REPOSITORY_PREFIXES.get(self._kind or '', '')}{options.huggingface_repo_id}"
@@ -91,7 +91,7 @@ class Uploads:
                 Message(
                     "{file} could not be uploaded ({reason}); it is in {folder}",
                     file=path.name,
-                    reason=_first_line(e),
+                    reason=_failure(e),
                     folder=path.parent,
                 )
             )
@@ -138,7 +138,7 @@ def fetched(config: RunConfig) -> Any:
                 ": {state} could not be downloaded ({reason}); check the name and the network, and "
                 "set HF_TOKEN when it is private",
                 state=config.steps.resume,
-                reason=_first_line(e),
+                reason=_failure(e),
             )
         ) from e
     if snapshot is None:
@@ -160,6 +160,5 @@ def address(text: str) -> tuple[str, str, str | None, str | None]:
     return f"{owner}/{name}", place.strip("/"), revision or None, kind or None
 
 
-def _first_line(error: Exception) -> str:
-    line = (str(error).strip().splitlines() or [""])[0]
-    return re.sub(r"\s*\(Request ID:[^)]*\)", "", line).rstrip(" .") or type(error).__name__
+def _failure(error: Exception) -> str:
+    return re.sub(r"\s*\(Request ID:[^)]*\)", "", first_line(error)).rstrip(" .") or type(error).__name__

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os.path import commonprefix
+from typing import TypeVar
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.run_config import ControlUse, RunConfig
@@ -10,6 +11,7 @@ from library.data.images import Image, ImageSet
 from library.sampling import masks
 from library.sampling.prompts import Prompt
 
+T = TypeVar("T")
 MAX_SAMPLE_SIDE = 640  # samples have at most SIDE^2 pixels, two fifths of 1024 x 1024
 MAX_STEPS = 14  # denoising steps, if the family's default is higher
 MAX_SHARED_WORDS = 8  # of the common beginning of all captions
@@ -30,9 +32,9 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     # Reversed, so that of images with the same caption the first counts.
     by_caption = {text: image for image in reversed(items) if (text := _on_one_line(image.encoded_caption))}
     captions = [*reversed(by_caption)]
-    chosen = [(text, by_caption[text]) for text in _every_nth(captions, number)]
+    chosen = [(text, by_caption[text]) for text in evenly_spread(captions, number)]
     if config.caption_change.sentences:  # these replace the captions
-        chosen = [(text, items[0]) for text in _every_nth(config.caption_change.sentences, number)]
+        chosen = [(text, items[0]) for text in evenly_spread(config.caption_change.sentences, number)]
     chosen.append((_new(captions, bool(use.most)), chosen[0][1] if chosen else items[0]))
     return [_prompt(text, image, seed, use) for seed, (text, image) in enumerate(chosen, start=1)]
 
@@ -52,10 +54,10 @@ def _on_one_line(caption: str) -> str:
     return " ".join(caption.split())
 
 
-def _every_nth(texts: Sequence[str], number: int) -> list[str]:
-    """Return `number` texts at equal distances, starting with the first."""
-    number = min(number, len(texts))
-    return [texts[at * len(texts) // number] for at in range(number)]
+def evenly_spread(items: Sequence[T], number: int) -> list[T]:
+    """Return at most `number` items at equal distances, starting with the first."""
+    number = min(number, len(items))
+    return [items[at * len(items) // number] for at in range(number)]
 
 
 def _new(captions: Sequence[str], edits: bool) -> str:

@@ -28,13 +28,12 @@ from library.memory.quantization import fp8_storage
 from library.methods import base_weights
 from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
-from library.sampling import prompts as prompt_files
 from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import ImageEngine, images_left
 from library.sampling.feature_cache import FeatureCache, block_chain
 from library.sampling.file_checks import missing_files, unusable_files, unusable_folder
 from library.sampling.plan import Column
-from library.sampling.prompts import Prompt, seeds_of
+from library.sampling.prompts import Prompt, seeds_of, with_defaults, with_used_images
 from library.sampling.requests import imageless_request, request_of
 from library.sampling.sheet import Sheet, save_image, side_by_side
 
@@ -131,9 +130,7 @@ class ColumnSampler:
         denoiser, family, device = model.components.denoiser, model.family, model.world.device
         self._engine = ImageEngine(denoiser, family, config, device, CompileLog())
         self._decoding = replace(AS_SEEN, ground=config.data.transparent_background or "")
-        self.prompts = [
-            prompt_files.with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)
-        ]
+        self.prompts = [with_defaults(prompt, defaults, multiple) for prompt in _usable_prompts(prompts, config)]
 
     def __call__(self, column: Column, keep: Callable[[int, Image.Image], None]) -> None:
         """Apply the column's files and pass each image to `keep`, with the number of its prompt."""
@@ -318,10 +315,10 @@ def _files_of_config(config: RunConfig) -> list[Path]:
 def _usable_prompts(prompts: Sequence[Prompt], config: RunConfig) -> list[Prompt]:
     """Return the prompts with one seed and without images that the model does not use."""
     seeded = plan.with_one_seed(prompts)
-    with_used_images = (prompt_files.with_used_images(prompt, config.control_images) for prompt in seeded)
+    # Images of loaded control adapters are used whatever the model reads.
     return [
-        replace(usable, controlnet_image=seeded_prompt.controlnet_image)
-        for usable, seeded_prompt in zip(with_used_images, seeded, strict=True)
+        replace(with_used_images(prompt, config.control_images), controlnet_image=prompt.controlnet_image)
+        for prompt in seeded
     ]
 
 
@@ -329,9 +326,7 @@ def _unreadable(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Proble
     """Yield images of prompts that the model would use but that are missing or damaged."""
     for path, why in prompt_checks.broken_images(prompts, config.control_images, pixels.check_file):
         if why:
-            yield Problem(
-                "", "{path} cannot be read as an image ({reason}): replace or remove it", path=path, reason=why
-            )
+            yield Problem("", pixels.UNREADABLE_IMAGE, path=path, reason=why)
         else:
             yield Problem("", "{path} does not exist", path=path)
 

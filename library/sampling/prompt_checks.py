@@ -11,7 +11,6 @@ from library.config.json_types import JsonMapping
 from library.config.outside_files import parse_json, parse_toml, read_outside_text
 from library.config.problems import Message, MessageLike, Problem
 from library.config.run_config import ControlUse
-from library.sampling import prompts as prompt_files
 from library.sampling.prompts import (
     LETTERS,
     OTHER_MODELS,
@@ -23,8 +22,11 @@ from library.sampling.prompts import (
     Prompt,
     option_of,
     parse_line,
+    prompt_images,
     prompt_lines,
+    read_prompts,
     rounded_side,
+    with_used_images,
 )
 
 # An option that is part of the text before it: without a blank, or with a tab or a long dash that an editor has made.
@@ -64,9 +66,7 @@ def broken_images(
 ) -> Iterator[tuple[str, str]]:
     """Yield the images that the model would be shown with these prompts but that cannot be read, each once, with the
     reason; "" for a missing one. `why_not` returns why a file is no image, "" if it is one."""
-    for name in dict.fromkeys(
-        name for prompt in prompts for name in prompt_files.prompt_images(prompt_files.with_used_images(prompt, use))
-    ):
+    for name in dict.fromkeys(name for prompt in prompts for name in prompt_images(with_used_images(prompt, use))):
         if not Path(name).is_file():
             yield name, ""
         elif why := why_not(name):
@@ -75,7 +75,7 @@ def broken_images(
 
 def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
     """Yield the `broken_images` of a readable file of prompts as problems."""
-    for image, why in broken_images(prompt_files.read_prompts(path), use, why_not):
+    for image, why in broken_images(read_prompts(path), use, why_not):
         if why:
             yield Problem(
                 "sample_prompts",

@@ -13,19 +13,17 @@ from library.config.arguments import Arguments
 from library.config.building import Layer, Reading, read_layers
 from library.config.formats import read_toml
 from library.config.json_types import JsonMapping, JsonValue
-from library.config.pasted import pasted_path
 from library.config.places import real_place
 from library.config.problems import ConfigError, Message, MessageLike, Problem, collecting, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.sections import AdapterRun
-from library.config.strengths import WEIGHT_FILES, is_number
+from library.config.strengths import weighted_file
 from library.families.recognition import recognise_file
 from library.jobs.work import join_work
 from library.runs import gpu_slots
 from library.runs.gpu_wait import free_devices
 from library.sampling import plan, prompt_checks, trigger_words
-from library.sampling import prompts as prompt_files
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import RANDOM_SEED, Prompt, find_value_problems, parse_line_at, read_prompts
 
 if TYPE_CHECKING:
     from library.sampling.sheet import Sheet
@@ -123,7 +121,7 @@ def build_sample_parser() -> argparse.ArgumentParser:
 def read_inputs(arguments: argparse.Namespace, script_of: Callable[[Path], str]) -> SampleInputs:
     """Return what is to be generated. Raises ConfigError with all problems, of the words and of what they name."""
     problems: list[Problem] = []
-    loras = _parse_each(weighted, arguments.lora, problems)
+    loras = [(Path(name), weight) for name, weight in _parse_each(weighted_file, arguments.lora, problems)]
     options = _values_by_name(_parse_each(parse_option, arguments.set, problems))
     columns, strengths, prompts = [], list(plan.STRENGTHS), list[Prompt]()
     with collecting(problems):
@@ -162,22 +160,6 @@ def _parse_each(parse: Callable[[str], Parsed], texts: Iterable[str], problems: 
     return parsed
 
 
-def weighted(text: str) -> tuple[Path, float]:
-    """Split FILE=0.8 into file and strength, by default 1. A file name may contain "="."""
-    text = str(pasted_path(text))
-    path, separator, number = text.rpartition("=")
-    name, colon, strength = text.rpartition(":")
-    if colon and name.lower().endswith(WEIGHT_FILES):  # as sample_lora has it
-        right = f"{name}={strength if is_number(strength) else 0.8}"
-        raise ConfigError("{text}: the strength follows an equals sign here: write {right}", text=text, right=right)
-    if not separator or Path(text).is_file():
-        path, number = text, "1"
-    try:
-        return Path(path), float(number)
-    except ValueError:
-        raise ConfigError("{text}: the strength is not a number; write FILE=0.8", text=text) from None
-
-
 def word_of(config: Path) -> str:
     return str(read_toml(config).get("token_string") or "") if config.suffix.lower() == ".toml" else ""
 
@@ -203,13 +185,13 @@ def prompts_to_sample(arguments: argparse.Namespace) -> list[Prompt]:
     prompts, problems = list[Prompt](), list[Problem]()
     if arguments.prompts:
         with collecting(problems):
-            prompts += prompt_files.read_prompts(arguments.prompts)
+            prompts += read_prompts(arguments.prompts)
     for line in filter(str.strip, arguments.prompt):
         with collecting(problems):
-            prompts.append(prompt_files.parse_line_at(Message("the prompt"), line))
-    if arguments.seed not in (None, prompt_files.RANDOM_SEED):
+            prompts.append(parse_line_at(Message("the prompt"), line))
+    if arguments.seed not in (None, RANDOM_SEED):
         prompts = [prompt if prompt.seed is not None else replace(prompt, seed=arguments.seed) for prompt in prompts]
-    for why in dict.fromkeys(why for prompt in prompts for why in prompt_files.find_value_problems(prompt)):
+    for why in dict.fromkeys(why for prompt in prompts for why in find_value_problems(prompt)):
         problems.append(Problem("", "prompt: {why}", why=why))
     raise_if_any(problems)
     return prompts
@@ -237,7 +219,7 @@ def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[
         template = "base_weights are merged into the model, as in the training: {files}; --set {unset} leaves them out"
         yield Message(template, files=", ".join(files), unset="base_weights=")
     merged = {real_place(file) for file in files}
-    for path in (weighted(text)[0] for text in arguments.lora):
+    for path in (Path(weighted_file(text)[0]) for text in arguments.lora):
         if real_place(path) in merged:
             yield Message("--lora {file} is among the base_weights, too, so it counts twice", file=path)
 

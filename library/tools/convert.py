@@ -6,7 +6,7 @@ from pathlib import Path
 from library.adapter_files import adapters, storage, writing
 from library.adapter_files.names import FORMATS
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name, require_choice
 from library.tools import for_comfyui
 
 
@@ -28,10 +28,7 @@ def convert_lora(
     same result; `note` gets a sentence for each kind that it still computes differently. Raises ConfigError for kinds
     without names there.
     """
-    if to not in FORMATS:
-        raise ConfigError(
-            "{name} is {to}: use one of {formats}", name=option_name("to"), to=repr(to), formats=", ".join(FORMATS)
-        )
+    require_choice(option_name("to"), to, FORMATS)
     problems: list[Problem] = []
     place = attempted(problems, lambda: storage.fresh(out, lora))
     if place is not None:

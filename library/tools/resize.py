@@ -15,7 +15,7 @@ from library.adapter_files.factors import AdapterFactors
 from library.adapter_files.joining import Part, adapter_of, nearest_lora, refuse_small_ranks, weight_shape, with_bias
 from library.adapter_files.names import ALPHA, DOWN, UP, Module
 from library.adapter_files.storage import silent
-from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name
+from library.config.problems import ConfigError, Message, Problem, Report, attempted, option_name, require_choice
 
 MIN_SINGULAR_VALUE = 1e-6  # a module with a smaller largest singular value counts as zero and gets rank 1
 
@@ -54,13 +54,7 @@ class ResizeOptions:
 
     def __post_init__(self) -> None:
         method, parameter = self.method, self.parameter
-        if method not in METHODS:
-            raise ConfigError(
-                "{name} is {method}: use one of {methods}",
-                name=option_name("method"),
-                method=repr(method),
-                methods=", ".join(METHODS),
-            )
+        require_choice(option_name("method"), method, METHODS)
         refuse_small_ranks(rank=self.rank, conv_rank=self.conv_rank)
         if method == "fixed":
             return

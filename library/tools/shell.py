@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from library import families
 from library.config.arguments import Arguments
-from library.config.pasted import pasted_path
 from library.config.problems import (
     ConfigError,
     Message,
@@ -22,7 +20,7 @@ from library.config.problems import (
     raise_if_any,
     together,
 )
-from library.config.strengths import WEIGHT_FILES, is_number
+from library.config.strengths import weighted_file
 from library.jobs.work import join_work, progress_line
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ def merge(arguments: argparse.Namespace) -> int:
     from library.tools import merge as tool
 
     problems: list[Problem] = []
-    loras = [*filter(None, [attempted(problems, lambda text=text: _weighted(text)) for text in arguments.loras])]
+    loras = [*filter(None, [attempted(problems, lambda text=text: weighted_file(text)) for text in arguments.loras])]
     raise_if_any(problems)
     if arguments.base:
         if arguments.rank or arguments.conv_rank or arguments.trained_on:
@@ -313,32 +311,6 @@ def _metadata(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="the new file; not needed to show the metadata")
     parser.add_argument("--in_place", action="store_true", help="change the file itself; needs --yes")
     parser.add_argument("--yes", action="store_true")
-
-
-def _weighted(text: str) -> tuple[str, float]:
-    """Split "a.safetensors=0.8"; a name may contain "=". Raises ConfigError for a weight that is no number."""
-    text = str(pasted_path(text))
-    name, separator, weight = text.rpartition("=")
-    before, _, after = text.rpartition(":")
-    if before.lower().endswith(WEIGHT_FILES) and is_number(after):  # as sample_lora has it
-        right = f"{before}={after}"
-        raise ConfigError("{text}: the strength follows an equals sign here: write {right}", text=text, right=right)
-    if not separator or Path(text).exists():
-        return text, 1.0
-    try:
-        number = float(weight)
-    except ValueError:
-        raise ConfigError(
-            "the weight of {path} is {weight}, which is not a number: write {example}",
-            path=name,
-            weight=repr(weight),
-            example=f"{name}=0.5",
-        ) from None
-    if not math.isfinite(number):
-        raise ConfigError(
-            "the weight of {path} must be a finite number: write {example}", path=name, example=f"{name}=0.5"
-        )
-    return name, number
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from library.config.building import Reading
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, problem_from_json
 from library.config.run_config import RunConfig
+from library.data.caption_files import NO_CAPTIONS
 from library.runs import keys, queue, start
 
 UNCAPTIONED = "no image has a caption: write some, or confirm that this is intended"
@@ -32,7 +33,7 @@ def check_and_add(reading: Reading[Any], launch: JsonMapping, first: bool, witho
         raise ConfigError(*map(problem_from_json, findings))
     if (warning := isolated.find_caption_warning(report)) and not without_captions:
         template = UNREAD if isolated.has_unread_captions(warning) else UNCAPTIONED
-        raise ConfigError(Problem("", template, why=warning, code="no_captions"))
+        raise ConfigError(Problem("", template, why=warning, code=NO_CAPTIONS))
     config = reading.config
     notes = keep_keys(config)
     job = start.job_of_config(config, **launch)

@@ -12,7 +12,7 @@ from library.config.building import draft
 from library.doctor import advice, kernels, report
 from library.doctor.advice import MachineFacts
 from library.families import FAMILIES, config_class
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.recipes import preset_files
 from tests.families.expectations import expected
 

@@ -13,7 +13,7 @@ from library.bench import machine, measure, prepared_model, profiling, random_we
 from library.bench.diffusers import model as diffusers_model
 from library.cli import main
 from library.families.sdxl import random as sdxl_random
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.work import begin_work
 from library.measuring import candidates, timing
 from tests.training import FEWER

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from library import families
-from library.check import preflight
+from library.check import machine
 from library.compiler import cache, checks, cudagraph, torch_private
 from library.compiler.plan import CompilePlan
 from library.config.building import build_config
 from library.memory.quantization import fp8_matmul, int8_matmul
 from library.train.compiling.trial_passes import TrialPasses
-from tests.training import FEW, LORAS, ONE_ADAPTER, config_of, train
+from tests.training import FEW, LORAS, ONE_ADAPTER, config_of, problems_and_remarks, train
 
 CUDA = torch.device("cuda")
 SHORT = {"compile": True, "compile_backend": "eager", "compile_fallback": True, "max_train_steps": 1, "seed": 2}
@@ -69,9 +69,9 @@ def test_a_card_that_lacks_something_is_reported_in_a_sentence(card, script, mon
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "GPU")
     monkeypatch.setattr(torch_private, "has_triton", lambda: triton)
     monkeypatch.setattr(int8_matmul.torch_private, "has_triton", lambda: triton)
-    monkeypatch.setattr(preflight, "_device", lambda: CUDA)
+    monkeypatch.setattr(machine, "training_device", lambda: CUDA)
     config = config_for(script, **values)
-    found = [*preflight._check_half_precision(config), *preflight._missing_gpu_features(config)]
+    found = [*machine.find_half_precision_notes(config), *machine.find_missing_gpu_features(config)]
     if config.compile.compile:
         found += checks.find_compile_problems(config.compile, CUDA)
     (told,) = [problem for problem in found if problem.option == option]
@@ -156,7 +156,7 @@ def test_a_cache_folder_that_cannot_be_written_costs_no_compiling(demo, squares,
     config = config_of(
         demo, "flux_train_network", output_dir=tmp_path, compile_cache_dir=str(tmp_path / "file" / "in"), **given
     )
-    problems, remarks = preflight.findings(config)
+    problems, remarks = problems_and_remarks(config)
     assert not [problem for problem in problems if problem.option == "compile_cache_dir"]
     (remark,) = [remark for remark in remarks if remark.option == "compile_cache_dir"]
     assert "file is not a folder); compiled code is kept in " in one_sentence(remark)

@@ -7,11 +7,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from library.check import preflight
 from library.compiler.plan import CompilePlan, PlanState
 from library.train.compiling.precompile import Precompiler
 from library.train.compiling.trial_passes import TrialPasses
-from tests.training import ONE_ADAPTER, config_of, train
+from tests.training import ONE_ADAPTER, config_of, problems_and_remarks, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 CASES = {
@@ -107,7 +106,7 @@ def test_a_limit_below_the_graphs_of_a_block_is_reported_in_the_check(demo, shap
     def told(limit, whole, dynamic="false"):
         values = {"compile_cache_size_limit": limit, "compile_fullgraph": whole, "compile_dynamic": dynamic}
         options = {"train_data_dir": shapes, "resolution": "96", "output_dir": tmp_path, "compile_blocks": blocks}
-        check_findings = preflight.findings(config_of(demo, script, **options, **COMPILED, **values))
+        check_findings = problems_and_remarks(config_of(demo, script, **options, **COMPILED, **values))
         return [
             [text for text in texts if str(text).startswith("compile_cache_size_limit = ")] for texts in check_findings
         ]

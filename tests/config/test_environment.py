@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from library.config import environment
+from library.config.environment import cpu_requested
 
 STUB = """
 import os, sys, types
@@ -47,3 +48,11 @@ def test_the_user_and_the_driver_are_heard(system, release, given, expected, mon
     monkeypatch.setattr(platform, "release", lambda: release)
     environment.expand_segments()
     assert variables.get(environment.ALLOCATOR[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("true", True), ("yes", True), ("On", True), ("0", False), ("", False)]
+)
+def test_the_cpu_is_requested_by_the_words_that_accelerate_reads(monkeypatch, value, expected):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", value)
+    assert cpu_requested() is expected

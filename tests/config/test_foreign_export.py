@@ -169,7 +169,7 @@ def test_every_field_is_one_of_the_page_and_every_flag_one_of_the_scripts():
     assert option_names >= kohya_export.SAME_NAMED_FIELDS | kohya_export.TYPED
     assert kohya_ss.SWITCHES.keys() <= PAGE_KEYS
     for script, config in CONFIGS.items():
-        if config.family not in kohya_ss.TITLED:
+        if config.family not in kohya_ss.TRAINED:
             with pytest.raises(ConfigError, match="kohya_ss does not train"):
                 importers.export(build_config(config, {}), CONFIGS)
             continue

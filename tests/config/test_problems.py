@@ -11,9 +11,11 @@ from library.config.problems import (
     ConfigError,
     Message,
     Problem,
+    first_line,
     join_messages,
     ngettext,
     problem_from_json,
+    require_choice,
     without_flags,
 )
 from library.families import config_class
@@ -129,3 +131,15 @@ def cuts(handler):
 def test_a_fix_in_words_names_a_value_or_says_what_to_leave_out():
     finding = Finding("config", "bad", "network_module x is not offered", {"network_module": None, "network_dim": 1})
     assert finding.advice == "; fix: leave network_module out; fix: network_dim = 1"
+
+
+def test_the_first_line_of_an_error_is_its_class_if_it_has_no_text():
+    assert [first_line(error) for error in (ValueError("a\nb"), ValueError("\n c"), ValueError(), KeyError())] == [
+        *("a", "c", "ValueError", "KeyError")
+    ]
+
+
+def test_a_value_that_is_no_choice_is_refused_with_the_choices():
+    require_choice("side", 128, (128, 256))
+    with pytest.raises(ConfigError, match="^side is 7: use one of 128, 256$"):
+        require_choice("side", 7, (128, 256))

@@ -11,6 +11,7 @@ from library import data
 from library.config.building import working_fix
 from library.config.values import WINDOWS
 from library.data import folders
+from library.data.caption_files import UNREAD_CAPTIONS
 from tests.data import make
 
 
@@ -494,6 +495,6 @@ def test_captions_that_another_extension_would_read_are_marked_so_that_the_page_
     warnings = data.check_data(
         make.config(None, dataset_config=str(tmp_path / "sets.toml"), caption_extension=".caption"), 32
     ).warnings
-    marked = [note for note in warnings if note.code == "unread_captions"]
+    marked = [note for note in warnings if note.code == UNREAD_CAPTIONS]
     assert [note.fix for note in marked] == [{"caption_extension": ".txt"}]
     assert str(tmp_path / "b") in str(marked[0])

@@ -14,7 +14,7 @@ from library.cli.main import main
 from library.config.problems import ConfigError
 from library.downloads import finding
 from library.downloads import hub as downloads
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import keys, layout
 from tests.downloads.conftest import small, sparse
 

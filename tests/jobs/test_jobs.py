@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from kohya_gui.tools.commands import job_status
 from library.config.problems import ConfigError, Message
 from library.config.stored_messages import how_made
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.work import JobRecord, begin_work, join_work
 from library.runs import layout, start
 from library.tools.forms import FORMS

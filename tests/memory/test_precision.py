@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from library import families, methods
-from library.check import preflight
 from library.data import encoding
 from library.memory.compile_targets import blocks_by_class
 from library.memory.prepare import prepare_denoiser
 from library.memory.quantization import fp8_storage
 from tests import flux_files, links, training
+from tests.training import problems_and_remarks
 
 BF16 = {"mixed_precision": "bf16"}
 FP8 = {**BF16, "fp8_base": True}
@@ -72,7 +72,7 @@ def in_fp8(demo, script, folder):
 
 
 def remarks_on_rounding(demo, script, **values):
-    remarks = preflight.findings(training.config_of(demo, script, **values))[1]
+    remarks = problems_and_remarks(training.config_of(demo, script, **values))[1]
     return [remark for remark in remarks if "rounds nothing" in str(remark)]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from library.check import preflight
+from library.check import machine, preflight
 from library.config.problems import ConfigError
 from library.memory.quantization import fp8_matmul, fp8_storage, int8, int8_matmul
 from library.methods.adapters import AdapterSpec, LoraLinear
@@ -213,10 +213,10 @@ def test_a_gpu_with_int8_products_alone_is_offered_them(demo, squares, monkeypat
     ],
 )
 def test_half_precision_that_gpu_or_model_do_not_suit_is_reported(demo, monkeypatch, script, kind, capability, said):
-    monkeypatch.setattr(preflight, "_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(machine, "training_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     needs_bf16 = {"full_bf16": True} if script == "flux_train" else {}
-    told = list(preflight._check_half_precision(config_of(demo, script, mixed_precision=kind, **needs_bf16)))
+    told = list(machine.find_half_precision_notes(config_of(demo, script, mixed_precision=kind, **needs_bf16)))
     assert [remark.fix for remark in told] == ([{"mixed_precision": said}] if said else [])
 
 

@@ -16,6 +16,7 @@ from library.config.problems import ConfigError
 from library.memory import swapping
 from library.memory.prepare import prepare_denoiser
 from tests import training
+from tests.training import problems_and_remarks
 
 HALF = {"full_bf16": True, "mixed_precision": "bf16"}
 ADAFACTOR = {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False", "scale_parameter=False"]}
@@ -358,9 +359,7 @@ def test_groups_that_span_blocks_are_refused(demo):
 
 
 def test_several_processes_need_early_steps(demo, monkeypatch):
-    from library.check import preflight
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     for values, refused in (({}, True), (FUSED, False)):
         config = training.config_of(demo, "flux_train", blocks_to_swap=3, **values)
-        assert any("blocks_to_swap" in str(problem) for problem in preflight.findings(config)[0]) == refused
+        assert any("blocks_to_swap" in str(problem) for problem in problems_and_remarks(config)[0]) == refused

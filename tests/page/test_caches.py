@@ -11,7 +11,7 @@ from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 
 # `kohya cache` that finds four of twelve images encoded, and waits for its end.
 STUB = """
@@ -59,7 +59,7 @@ def test_a_cache_is_made_from_the_form_with_progress_and_stop(visit, stub, tmp_p
         ({"kind": "latents"}, "train_data_dir"),
         ({"kind": "latents", "data": "/etc"}, "outside"),
         ({"kind": "compiled"}, "no such choice"),
-        ({"kind": "text", "tab": "../x"}, "no such tab"),
+        ({"kind": "text", "tab": "../x"}, "no such choice"),
         ({"kind": "text", "sent": "[]"}, "not what the form sends"),
     ],
 )

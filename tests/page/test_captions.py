@@ -7,7 +7,7 @@ import pytest
 from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools.commands import ToolCommands, job_status
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import layout
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree

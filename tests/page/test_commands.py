@@ -9,7 +9,7 @@ from kohya_gui.tools import commands
 from kohya_gui.tools.commands import ToolCommands
 from library.captioning.shell import main as caption_main
 from library.config.problems import ConfigError
-from library.jobs import job
+from library.jobs import jobs
 from library.masking.shell import main as mask_main
 from library.runs import layout, process
 from library.tools.shell import main as tools_main
@@ -20,11 +20,11 @@ def page(tmp_path, monkeypatch):
     monkeypatch.setenv("KOHYA_HOME", str(tmp_path / "home"))
     started = []
     monkeypatch.setattr(
-        job,
+        jobs,
         "start_job",
         lambda kind, words: (
             started.append(words)
-            or job.BackgroundJob(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
+            or jobs.BackgroundJob(tmp_path / "x", {"kind": kind, "arguments": words, "state": "running"})
         ),
     )
     (tmp_path / "root").mkdir()
@@ -138,9 +138,9 @@ def test_the_markup_has_every_option_once():
 
 
 def running(kind, *words):
-    folder = job.new(kind)
+    folder = jobs.new(kind)
     facts = {"kind": kind, "state": "running", "arguments": words, **process.identity()}
-    layout.store(folder / job.JOB, facts)
+    layout.store(folder / jobs.JOB, facts)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from PIL import Image
 from kohya_gui.sampling.comparing import FileComparison
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError, Message
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import layout
 from tests.page.test_sampling import run_with_samples
 

@@ -8,7 +8,7 @@ from PIL import Image
 from library import families
 from library.demo import configs, files, small_model
 from library.downloads import finding
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import layout
 from tests.downloads.conftest import header, hub, small, sparse  # noqa: F401
 from tests.downloads.test_downloads import SHAPES

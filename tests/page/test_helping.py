@@ -18,7 +18,7 @@ from library.config.building import build_config
 from library.config.problems import ConfigError, Problem
 from library.config.schema import option_values, options_of
 from library.families import config_class
-from library.jobs import job
+from library.jobs import jobs
 from library.recipes import preset_files
 from library.runs import keys, layout, registry
 from library.runs.record import Record
@@ -280,9 +280,9 @@ def test_tokens_are_kept_for_their_owner_only_and_can_be_forgotten(helper, monke
 
 
 def test_a_probe_whose_process_is_gone_has_failed_with_its_last_words(helper):
-    folder = job.new(api.PROBE_KIND)
+    folder = jobs.new(api.PROBE_KIND)
     (folder / layout.LOG).write_text("loading\nKilled\n", encoding="utf-8")
-    layout.store(folder / job.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
+    layout.store(folder / jobs.JOB, {"state": "running", "pid": 2**22 - 1, "process_start": 1.0})
     progress = helper.probing(question(more={"id": folder.name}))
     assert progress["state"] == "failed" and progress["text"] == "Killed" and progress["fix"] == {}
 

@@ -12,7 +12,7 @@ from kohya_gui.lab.lab import JOB_TITLES, LabTab, advised_options
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.work import begin_work
 from library.measuring import candidates
 
@@ -41,7 +41,7 @@ def lab(pretending, tmp_path):
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        ({"kind": "rm"}, "no such button"),
+        ({"kind": "rm"}, "no such choice"),
         ({"kind": "bench", "model": "--out"}, "no such choice"),
         ({"kind": "bench", "model": "flux-tiny", "ways": "--fresh"}, "no such choice"),
         ({"kind": "bench", "model": "flux-tiny", "sizes": "512; rm -rf"}, "Image sizes"),

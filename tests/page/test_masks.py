@@ -12,7 +12,7 @@ from kohya_gui.server.json_api import ApiRequest
 from kohya_gui.tools.commands import ToolCommands
 from library.config.problems import ConfigError
 from library.data import pixels
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.masking.files import MaskOptions, make_masks, usual_folder
 from tests.curation.conftest import data, picture  # noqa: F401 (a fixture)
 from tests.curation.test_trash import tree

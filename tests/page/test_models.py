@@ -13,7 +13,7 @@ from library import families
 from library.config.building import build_config, find_missing
 from library.config.problems import ConfigError
 from library.downloads import finding
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import keys
 from tests.downloads.conftest import hub, small, sparse  # noqa: F401
 from tests.downloads.test_downloads import SHAPES

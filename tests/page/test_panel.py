@@ -12,7 +12,7 @@ from kohya_gui.panel import actions, charts, history, html
 from kohya_gui.tools import commands
 from library.config.problems import Message, Problem
 from library.importers.result import TO_FIX
-from library.jobs.job import BackgroundJob
+from library.jobs.jobs import BackgroundJob
 from library.runs import layout, process
 from library.runs.queue import Queue, QueueEntry
 from library.runs.reader import RecordedRun, RunProgress

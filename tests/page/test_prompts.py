@@ -11,7 +11,7 @@ from kohya_gui.form.tabs import FAMILY_TITLES, TABS
 from kohya_gui.server.json_api import ApiRequest
 from library.config.problems import ConfigError
 from library.sampling import prompt_rows
-from library.sampling import prompts as prompt_files
+from library.sampling.prompts import parse_line, read_prompts
 from tests.training import wait_for
 
 TAB = TABS[0]
@@ -47,7 +47,7 @@ def test_rows_become_the_lines_that_trainings_read(save, tmp_path):
     file = tmp_path / "out" / "cat-prompts.txt"
     assert saved["file"] == str(file)
     assert file.read_text() == "a cat --w 640 --d 7 --l 4.5 --n blurry, dark\na dog --s 12 --ss euler_a\n"
-    first, second = prompt_files.read_prompts(file)
+    first, second = read_prompts(file)
     assert (first.prompt, first.negative_prompt, first.width, first.seed, first.scale) == (
         "a cat",
         "blurry, dark",
@@ -59,7 +59,7 @@ def test_rows_become_the_lines_that_trainings_read(save, tmp_path):
     loaded = load(file, tmp_path)
     assert loaded["known"] == saved["known"] and loaded["rows"][0] == CAT
     other = save([CAT], state=saved["known"])  # the form names no file, so a new one is written
-    assert other["file"] == str(tmp_path / "out" / "cat-prompts-2.txt") and len(prompt_files.read_prompts(file)) == 2
+    assert other["file"] == str(tmp_path / "out" / "cat-prompts-2.txt") and len(read_prompts(file)) == 2
 
 
 def test_comments_and_what_has_no_field_stay(save, tmp_path):
@@ -87,7 +87,7 @@ def test_images_that_a_model_is_shown_have_fields(save, tmp_path):
     assert "control_image_path" not in second, "a name with a semicolon stays as it is written"
     save([first | {"control_image_path": " c.png ;my room.png"}, second], file, loaded["known"])
     assert file.read_text() == "a cat --d 4 --ci c.png --ci my room.png --cim hole.png\na dog --ci one;two.png\n"
-    assert prompt_files.read_prompts(file)[0].control_image_path == ("c.png", "my room.png")
+    assert read_prompts(file)[0].control_image_path == ("c.png", "my room.png")
 
 
 def test_a_file_that_was_changed_elsewhere_is_not_written_over(save, tmp_path):
@@ -117,7 +117,7 @@ def test_files_of_other_formats_are_read_and_kept(save, tmp_path, name, text):
     assert loaded["rows"][0]["width"] == "640" and loaded["rows"][1]["seed"] == "3"
     saved = save(loaded["rows"], file, loaded["known"])
     assert saved["file"] == str(tmp_path / "mine.txt") and file.read_text() == text
-    assert [prompt.prompt for prompt in prompt_files.read_prompts(saved["file"])] == ["a cat", "the sea"]
+    assert [prompt.prompt for prompt in read_prompts(saved["file"])] == ["a cat", "the sea"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_only_text_files_inside_the_roots_are_read_and_written(save, tmp_path, t
 def test_a_row_says_what_its_line_says():
     for text in ("a cat --d 1 --w 64 --fs 3 --zz 1 --n no", "plain", "a --w x --h 8"):
         (row,) = [prompt_rows._row_of_line(text, 1)]
-        assert prompt_files.parse_line(prompt_rows.prompt_line(row)) == prompt_files.parse_line(text)
+        assert parse_line(prompt_rows.prompt_line(row)) == parse_line(text)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from library import packages
 from library.check import isolated
 from library.config.formats import read_toml
 from library.config.problems import Problem
+from library.data.caption_files import NO_CAPTIONS, UNREAD_CAPTIONS
 from library.recipes import preset_files
 from library.runs import layout, queue, reader, start, stop
 from tests.data import make
@@ -54,7 +55,7 @@ def test_stop_now_and_kill_say_what_is_lost_and_do_nothing_until_it_is_meant(vis
 
 
 def test_training_without_captions_needs_one_confirmation(visit, served, monkeypatch):
-    text = Problem("", "no image has a caption: write some", code="no_captions")
+    text = Problem("", "no image has a caption: write some", code=NO_CAPTIONS)
     bare = {"findings": [isolated.finding(text, "images", "hint")], "fit": None}
     monkeypatch.setattr(isolated, "check_reading", lambda reading, launch: bare)
     images = make.folder(served[1] / "bare", "cats")
@@ -87,7 +88,7 @@ def test_training_without_captions_needs_one_confirmation(visit, served, monkeyp
 
 
 def test_captions_with_another_extension_are_offered_first(visit, tmp_path, monkeypatch):
-    unread = Problem("", "all .txt files are not used", code="unread_captions", fix={"caption_extension": ".txt"})
+    unread = Problem("", "all .txt files are not used", code=UNREAD_CAPTIONS, fix={"caption_extension": ".txt"})
     report = lambda reading, launch: {  # noqa: E731
         "findings": [isolated.finding(unread, "captions", "hint", unread.fix)]
         if reading.config.captions.caption_extension == ".caption"

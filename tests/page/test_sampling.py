@@ -15,7 +15,7 @@ from kohya_gui.sampling import sampling
 from kohya_gui.server.json_api import ApiRequest
 from library.config.formats import read_toml, toml_value
 from library.config.problems import ConfigError
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import dates, layout, reader, registry
 
 TAB = TABS[0]
@@ -100,7 +100,7 @@ def test_a_form_becomes_a_command(tab, tmp_path):
         ({"compare": "rm"}, "no such choice"),
         ({"strengths": "a"}, "Strengths are numbers"),
         ({"strengths": "nan"}, "from -10 to 10"),
-        ({"model": "tab:none"}, "no such tab"),
+        ({"model": "tab:none"}, "no such choice"),
         ({"model": "run:../../x"}, "no longer exists"),
         ({"form": '{"family": "x", "values": {}, "launch": {}}'}, "is not a model family"),
         ({"form": json.dumps({"family": NAME, "values": {}, "launch": {}})}, "names no base model"),

@@ -8,7 +8,7 @@ from PIL import Image
 
 from library.config.formats import read_toml
 from library.config.problems import ConfigError, Message
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.runs import layout, process, reader, registry
 from tests.page.test_sampling import run_with_samples
 from tests.training import wait_for

@@ -76,7 +76,7 @@ def test_every_value_is_checked_and_the_wrong_one_is_named(tabs, monkeypatch, tm
         ({"option": "huber_c", "values": "0.1 0.2"}, "no effect here"),
         ({"option": "output_dir", "values": "/etc /out"}, "outside"),
         ({"sent": "[]", "values": "1 2"}, "not what the form sends"),
-        ({"tab": "../x"}, "no such tab"),
+        ({"tab": "../x"}, "no such choice"),
         ({"tab": 3}, "tab.*text"),
     ],
 )

@@ -17,9 +17,8 @@ from library.compiler.torch_private import pytree
 from library.config.sections import Compile
 from library.methods import targets
 from library.sampling import generate, plan
-from library.sampling import prompts as prompt_files
 from library.sampling.engine import ImageEngine, ImagesLeft, images_left
-from library.sampling.prompts import Prompt
+from library.sampling.prompts import Prompt, with_defaults
 from library.sampling.requests import request_of
 from library.train.compiling.precompile import Precompiler
 from tests.sampling.test_sampling import (  # noqa: F401 - a fixture, and what it needs
@@ -77,8 +76,7 @@ def prompts_for(model, *changes):
     defaults = {**model.family.sample_defaults, "sample_sampler": "ddim", "sample_steps": STEPS}
     plain = Prompt("a cat", negative_prompt="a dog", width=64, height=64, seed=3, sample_steps=STEPS, scale=3.0)
     return [
-        prompt_files.with_defaults(replace(plain, **change), defaults, model.family.sample_multiple)
-        for change in changes or ({},)
+        with_defaults(replace(plain, **change), defaults, model.family.sample_multiple) for change in changes or ({},)
     ]
 
 

@@ -13,16 +13,15 @@ from library.config.building import Layer, build_config, read_layers
 from library.config.formats import read_toml, to_toml
 from library.config.problems import ConfigError
 from library.config.schema import options_of
+from library.config.strengths import weighted_file
 from library.config.values import split_strength
 from library.families import config_class
 from library.families.base import SampleRequest
 from library.families.sdxl.facts import SIGMAS_OF_4_STEPS, SIGMAS_OF_8_STEPS
 from library.objectives import diffusion
 from library.sampling import few_steps, generate, plan
-from library.sampling import shell as sample_shell
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt, with_defaults
-from library.tools import shell as tools_shell
 from tests.sampling.test_sampling import adapter_names, given, lora_file, quiet  # noqa: F401
 from tests.training import shallow  # noqa: F401
 
@@ -315,9 +314,8 @@ def test_a_strength_of_zero_is_remarked_on(option):
 
 @pytest.mark.parametrize("written", ["a.safetensors:0.8", "my cat.ckpt:1"])
 def test_the_commands_answer_the_spelling_of_options_with_their_own(written):
-    for parse in (sample_shell.weighted, tools_shell._weighted):
-        with pytest.raises(ConfigError, match="follows an equals sign here: write " + written.replace(":", "=")):
-            parse(written)
+    with pytest.raises(ConfigError, match="follows an equals sign here: write " + written.replace(":", "=")):
+        weighted_file(written)
 
 
 def test_one_noise_level_is_remarked_on_without_a_lora_for_one_step():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from library.check import preflight
+from library.check import machine
 from library.config.problems import ConfigError
 from library.families.shared import attention
 from library.memory import attention as kernels
@@ -128,7 +128,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(given, tmp_path, k
 def test_the_check_of_a_training_names_a_kernel_that_is_missing(given, kernel, sentence):  # noqa: F811
     config = given(FLUX)
     config = replace(config, memory=replace(config.memory, attention_kernel=kernel))
-    (problem,) = [problem for problem in preflight._check_machine(config) if problem.option == "attention_kernel"]
+    (problem,) = [problem for problem in machine.find_machine_problems(config) if problem.option == "attention_kernel"]
     assert str(problem) == f"attention_kernel: {sentence}" and problem.fix == {"attention_kernel": "auto"}
 
 

@@ -106,7 +106,11 @@ TOGETHER = {
     ),
 }
 NAMED = {
-    "of the words": ("a.safetensors=strong: the strength", "strengths are numbers separated by", "sample_cache must be")
+    "of the words": (
+        "the weight of a.safetensors is 'strong'",
+        "strengths are numbers separated by",
+        "sample_cache must be",
+    )
     + ("oops: write OPTION=VALUE", "sample_stepz is not an option", "seed 184", "width must be from 1", "flow_shift 0"),
     "of what they name": ("gone.safetensors does not exist", "was cut short", "sample_scale must be a number")
     + ("gone.txt", "cannot be written to"),

@@ -20,7 +20,7 @@ from library.config.problems import ConfigError
 from library.data import cache_files, caches, pixels
 from library.data.buckets import BucketFit
 from library.families.shared import raw_header, weights
-from tests.training import config_of, demo, squares, train  # noqa: F401
+from tests.training import config_of, demo, problems_and_remarks, squares, train  # noqa: F401
 
 MEMORY = 200 * 2**20  # bytes that a hostile file may cost
 
@@ -320,12 +320,10 @@ def test_images_that_unpack_to_gigabytes_are_refused_in_a_sentence(tmp_path, mod
 
 
 def test_a_data_set_with_a_bomb_is_refused_before_a_model_is_loaded(demo, tmp_path, modest):  # noqa: F811
-    from library.check import preflight
-
     (tmp_path / "set" / "1_x").mkdir(parents=True)
     (tmp_path / "set" / "1_x" / "bomb.png").write_bytes(png(60_000, 60_000))
     config = config_of(demo, "sdxl_train_network", train_data_dir=tmp_path / "set", output_dir=tmp_path / "out")
-    problems, remarks = preflight.findings(config)
+    problems, remarks = problems_and_remarks(config)
     assert any("bomb.png" in str(line) and "too many pixels" in str(line) for line in [*problems, *remarks])
 
 

@@ -252,7 +252,7 @@ def test_a_weight_that_is_no_number_is_named(lora_files, tmp_path):
     first = lora_files["flux"][0]
     for weight, said in (
         ("0,5", "'0,5', which is not a number: write .*=0.5"),
-        ("nan", "finite number"),
+        ("nan", "'nan', which is not a number"),
         ("", "not a number"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -12,7 +12,7 @@ from library.check import preflight
 from library.config.problems import ConfigError
 from tests.sampling.test_sampling import lora_file
 from tests.train.test_sample_lora import block_layers, values_of
-from tests.training import LORAS, config_of, demo, squares, train  # noqa: F401 - fixtures, also without a conftest
+from tests.training import LORAS, config_of, demo, problems_and_remarks, squares, train  # noqa: F401 - fixtures, also without a conftest
 
 FLUX, SDXL, TURBO = "flux_train_network", "sdxl_train_network", "zimage_train_network"
 WAYS = {
@@ -91,7 +91,7 @@ def test_what_cannot_be_an_assistant_is_named_before_the_training(demo, squares,
     }
     for value, words in cases.items():
         try:
-            found = preflight.findings(config_of(demo, TURBO, train_data_dir=squares, assistant_lora=value))[0]
+            found = problems_and_remarks(config_of(demo, TURBO, train_data_dir=squares, assistant_lora=value))[0]
         except ConfigError as error:
             found = error.problems
         about = [str(problem) for problem in found if problem.option == "assistant_lora"]

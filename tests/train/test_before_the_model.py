@@ -4,10 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from library.check import preflight
 from library.config.problems import ConfigError
 from library.train.saving import resume_check
-from tests.training import config_of, pictures, train
+from tests.training import config_of, pictures, problems_and_remarks, train
 
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"
 LOKR = {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]}
@@ -40,7 +39,7 @@ def findings_of(demo, tmp_path_factory):
     def findings(script, **how):
         values = {name: str(value).replace("HERE", str(folder)) for name, value in how.items() if "HERE" in str(value)}
         config = config_of(demo, script, **base | {"output_name": "x", "max_train_steps": 9} | how | values)
-        return preflight.findings(config)
+        return problems_and_remarks(config)
 
     return findings
 

@@ -9,7 +9,7 @@ from library.cli import cache, cache_data
 from library.config.formats import to_toml
 from library.config.problems import ConfigError
 from library.distributed.world import World
-from library.jobs import job as jobs
+from library.jobs import jobs
 from library.jobs.work import join_work
 from library.runs import foreground
 from library.train import caching

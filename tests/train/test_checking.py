@@ -18,7 +18,7 @@ from library.config.ineffective import ADAPTERS, SHARED, WHOLE_MODEL_RULES, inef
 from library.config.problems import ConfigError, Problem
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.families import RUNS, config_class
-from tests.training import command
+from tests.training import command, problems_and_remarks
 
 LORA, FLUX, WHOLE_SDXL = (config_class(s) for s in ("sdxl_train_network", "flux_train_network", "sdxl_train"))
 
@@ -129,7 +129,7 @@ def test_what_the_training_ends_before_is_reported(config, tmp_path):
 def test_a_prompt_that_is_sampled_at_another_size_is_reported(config, tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("a cat --w 100\na dog --l nan\n", encoding="utf-8")
-    remarks = [str(problem) for problem in preflight.findings(replace_options(config, sample_prompts=str(path)))[1]]
+    remarks = [str(problem) for problem in problems_and_remarks(replace_options(config, sample_prompts=str(path)))[1]]
     assert any("prompts.txt, line 1: --w 100 becomes 96" in problem for problem in remarks)
     assert any("prompts.txt, line 2: --l nan is ignored: write a number" in problem for problem in remarks)
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from library.check import preflight
 from library.config.building import build_config
 from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.families import config_class
-from tests.training import pictures
+from tests.training import pictures, problems_and_remarks
 
 FLUX, SDXL = "flux_train_network", "sdxl_train_network"
 
@@ -85,7 +84,7 @@ def said(demo, wrong, tmp_path, script, values):
         )
     except ConfigError as e:
         return str(e).splitlines(), []
-    problems, remarks = preflight.findings(config)
+    problems, remarks = problems_and_remarks(config)
     return problems, [*notes, *remarks]
 
 

@@ -14,7 +14,6 @@ from PIL import Image as Pillow
 from safetensors.torch import load_file, safe_open
 
 from library.adapter_files import verify
-from library.check import preflight
 from library.comparing import compute
 from library.config.problems import ConfigError
 from library.data import augment, control_pixels, finding
@@ -26,7 +25,7 @@ from library.sampling.prompts import Prompt
 from library.sampling.recorded_prompts import images_by_field, recorded_prompt
 from library.tools import convert, extract, merge, resize
 from tests import fork_server
-from tests.training import config_of, pictures, train
+from tests.training import config_of, pictures, problems_and_remarks, train
 
 LORA, FULL = "flux_train_network", "flux_train"
 DISK = {
@@ -244,7 +243,7 @@ def test_a_resumed_training_goes_on_as_it_would_have(run, options):
 
 def sentences(demo, pairs, **values):
     options = {"dataset_config": pairs / "kontext.toml", "train_data_dir": None, "output_dir": pairs / "out"}
-    return " / ".join(map(str, preflight.findings(config_of(demo, LORA, **options | values))[0]))
+    return " / ".join(map(str, problems_and_remarks(config_of(demo, LORA, **options | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(demo, pairs, fill_model, tmp_path):

@@ -6,13 +6,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from library import families
-from library.check import preflight
 from library.config.problems import ConfigError
 from library.methods import small_files
 from library.methods.sample_lora import SampleLora
 from tests.sampling.test_sampling import lora_file
 from tests.train.test_sample_lora import block_layers
-from tests.training import LORA_OF_EACH_KIND, config_of, references, train
+from tests.training import LORA_OF_EACH_KIND, config_of, problems_and_remarks, references, train
 
 FLUX, LLLITE, WORDS = "flux_train_network", "sdxl_train_control_net_lllite", "sdxl_train_textual_inversion"
 SAMPLES = {"sample_from_captions": 1, "sample_every_n_steps": 1}
@@ -38,7 +37,7 @@ def spoilt(file, chosen, value=float("nan")):
 
 def about(config, option):
     try:
-        found = preflight.findings(config)[0]
+        found = problems_and_remarks(config)[0]
     except ConfigError as error:
         found = error.problems
     return [str(problem) for problem in found if problem.option == option]

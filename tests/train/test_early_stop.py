@@ -5,7 +5,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from library.check import preflight
 from library.config.building import build_config, draft
 from library.config.formats import to_toml
 from library.families import config_class
@@ -14,7 +13,7 @@ from library.train.evaluation.early_stop import IN_STATE, EarlyStop
 from library.train.saving import state_files
 from library.train.step.clock import Clock
 from tests.source import ROOT
-from tests.training import Outcome, cached, config_of, pictures, ranks, runs_in, train
+from tests.training import Outcome, cached, config_of, pictures, problems_and_remarks, ranks, runs_in, train
 
 SCRIPT = "flux_train_network"
 STILL = {"learning_rate": 1e-30, "early_stop_patience": 1, "max_train_steps": 30, "validation_split": 0.25}
@@ -74,7 +73,7 @@ def test_an_ended_training_is_not_taken_further_by_mistake(demo, eight, tmp_path
 
     def problems(**values):
         options = STILL | {"resume": state, "output_dir": tmp_path / "a", "output_name": "m"} | values
-        return [*preflight.findings(config_of(demo, SCRIPT, train_data_dir=eight, **options))[0]]
+        return [*problems_and_remarks(config_of(demo, SCRIPT, train_data_dir=eight, **options))[0]]
 
     (problem,) = problems()
     assert problem.option == "resume" and "early_stop_patience" in problem.options and "step 3" in str(problem)
@@ -101,7 +100,7 @@ def test_two_processes_end_after_the_same_step(demo, eight, tmp_path):
 def test_a_patience_that_no_training_of_this_length_needs_is_pointed_out(demo, eight, tmp_path):
     def told(**values):
         options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 9} | values
-        problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
+        problems = problems_and_remarks(config_of(demo, SCRIPT, **STILL | options))[1]
         return [str(problem) for problem in problems if problem.option == "early_stop_patience"]
 
     assert told(early_stop_patience=3) == [
@@ -115,7 +114,7 @@ def test_a_training_that_ends_before_its_first_validation_is_pointed_out(demo, e
 
     def told(**values):
         options = {"train_data_dir": eight, "output_dir": tmp_path, "max_train_steps": 2} | values
-        problems = preflight.findings(config_of(demo, SCRIPT, **STILL | options))[1]
+        problems = problems_and_remarks(config_of(demo, SCRIPT, **STILL | options))[1]
         return [problem for problem in problems if "validation never runs" in str(problem)]
 
     (first,) = told()
@@ -134,7 +133,7 @@ def test_early_stopping_needs_held_out_images(eight, tmp_path):
     file = tmp_path / "data.toml"
     file.write_text(f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{eight / '1_zorb toy'}'\n")
     config = draft(config_class("sdxl_train"), {"early_stop_patience": 2, "dataset_config": file, "max_train_steps": 3})
-    problems = [str(problem) for problem in preflight.findings(config)[0] if problem.option == "early_stop_patience"]
+    problems = [str(problem) for problem in problems_and_remarks(config)[0] if problem.option == "early_stop_patience"]
     assert problems == [
         "early_stop_patience needs held-out images, and none are held out: set validation_split in the dataset_config"
     ]

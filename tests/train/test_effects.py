@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from library import families, methods
-from library.check import preflight
 from library.cli import train_script
 from library.config.building import replace_options
 from library.config.formats import to_toml
@@ -27,7 +26,7 @@ from library.config.schema import options_of
 from library.families import config_class
 from library.objectives import loss
 from tests import training
-from tests.training import FEW, SCRIPTS, config_of, fresh, runs_in, train
+from tests.training import FEW, SCRIPTS, config_of, fresh, problems_and_remarks, runs_in, train
 
 EVERY = {
     "ip_noise_gamma": (0.5, {}),
@@ -271,7 +270,7 @@ def test_trackers_that_cannot_be_used_are_known_before(demo, squares, tmp_path, 
         log_with="wandb",
         log_tracker_config=tmp_path / "none.toml",
     )
-    told = list(preflight.findings(config)[0])
+    told = list(problems_and_remarks(config)[0])
     assert len(told) == 2 and "pip install wandb" in str(told[0]) and "none.toml does not exist" in str(told[1])
 
 
@@ -324,7 +323,7 @@ def test_what_has_no_effect_is_in_the_record_once(demo, squares, tmp_path, capsy
 def test_guidance_of_a_model_without_it_is_reported(demo, squares, tmp_path, monkeypatch, guided):
     config = config_of(demo, "flux_train", train_data_dir=squares, output_dir=tmp_path, guidance_scale=1.0)
     monkeypatch.setattr(type(families.family_for(config)), "is_schnell", not guided)
-    said = [text for text in map(str, preflight.findings(config)[1]) if "guidance_scale" in text]
+    said = [text for text in map(str, problems_and_remarks(config)[1]) if "guidance_scale" in text]
     assert said == ([] if guided else ["guidance_scale has no effect here: FLUX.1 schnell takes no guidance"])
 
 

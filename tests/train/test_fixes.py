@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from library import families
-from library.check import preflight
+from library.check import machine
 from library.config.building import Layer, build_config, read_layers, replace_options, working_fix
 from library.config.schema import options_of
 from library.families import RUNS, config_class
@@ -82,7 +82,7 @@ def test_a_fix_brings_along_what_its_value_needs_or_switches_off_what_cannot_be(
 def test_a_model_that_exceeds_fp16_is_advised_a_config_that_works(script):
     for full in ({}, {"full_fp16": True}):
         config = build_config(config_class(script), {"mixed_precision": "fp16", **full}, notes=[])
-        (said,) = preflight._check_half_precision(config)
+        (said,) = machine.find_half_precision_notes(config)
         mended = replace_options(config, **working_fix(said, config))
         assert mended.precision.mixed_precision == "bf16" and mended.precision.full_bf16 is bool(full)
         assert ("full_bf16" in str(said)) is bool(full)

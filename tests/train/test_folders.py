@@ -14,6 +14,7 @@ from library.families.sdxl import random
 from library.families.sdxl.options import SdxlTrain
 from library.methods import full
 from library.outputs import paths
+from tests.training import problems_and_remarks
 
 
 @pytest.fixture(scope="module")
@@ -132,5 +133,5 @@ def test_a_full_disk_says_how_much_must_be_free(single, tmp_path, monkeypatch):
     _, config = learner_of(single, tmp_path)
     for free, is_enough in ((40, False), (63, False), (64, True)):
         monkeypatch.setattr(preflight, "free_space", lambda _, free=free: free << 20)
-        said = " ".join(str(problem) for problem in preflight.findings(config)[0])
+        said = " ".join(str(problem) for problem in problems_and_remarks(config)[0])
         assert (f"full: {free} MB left, 64 MB needed" in said) != is_enough

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from library.check import preflight
 from library.check.estimate import estimate
 from library.cli import train_script
 from library.config.building import build_config
@@ -17,7 +16,7 @@ from library.demo import files
 from library.families import config_class
 from library.optim import optimizers
 from tests import fork_server
-from tests.training import Outcome, config_of, free_port, ranks, runs_in, train
+from tests.training import Outcome, config_of, free_port, problems_and_remarks, ranks, runs_in, train
 
 FLUX = {"train_batch_size": 1, "learning_rate": 1e-3, "max_train_steps": 3, "seed": 4, "output_name": "m"}
 KEPT = {"gradient_accumulation_steps": 2, "save_every_n_steps": 2, "save_state": True, "ema_decay": 0.9}
@@ -270,12 +269,12 @@ def test_a_config_of_accelerates_shards_as_the_option_does(demo, monkeypatch):
     (problem,) = train_script.read_command_line(config_class("flux_train_network"), []).problems
     assert "fsdp" in str(problem) and "MULTI_GPU" in str(problem)
     config = config_of(demo, "flux_train", fsdp=True)
-    assert not [p for p in preflight.findings(config)[0] if "accelerate" in str(p)]
+    assert not [p for p in problems_and_remarks(config)[0] if "accelerate" in str(p)]
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    assert [p for p in preflight.findings(config)[0] if "fsdp_offload_params" in str(p)]
+    assert [p for p in problems_and_remarks(config)[0] if "fsdp_offload_params" in str(p)]
     monkeypatch.setenv("FSDP_VERSION", "1")
     assert not train_script.read_command_line(config_class("flux_train"), []).config.distributed.fsdp
-    (problem,) = [p for p in preflight.findings(config)[0] if "accelerate" in str(p)]
+    (problem,) = [p for p in problems_and_remarks(config)[0] if "accelerate" in str(p)]
     assert "version 1 of FSDP" in str(problem) and "fsdp = true" in str(problem)
 
 

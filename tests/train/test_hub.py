@@ -7,11 +7,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from library.check import preflight
 from library.config.problems import ConfigError
 from library.outputs import hub
 from library.runs import reader
-from tests.training import config_of, listing, runs_in, train
+from tests.training import config_of, listing, problems_and_remarks, runs_in, train
 
 TOKEN = "hf_canary_of_the_token"
 
@@ -121,7 +120,7 @@ def test_a_repository_that_cannot_be_had_is_known_before_the_model_is_loaded(the
 
 def test_missing_token_is_reported_at_once(config, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    (said,) = (p for p in preflight.findings(config(huggingface_token=None))[0] if "token" in str(p))
+    (said,) = (p for p in problems_and_remarks(config(huggingface_token=None))[0] if "token" in str(p))
     assert "HF_TOKEN" in str(said)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: TOKEN)
     assert not list(hub.find_upload_problems(config(huggingface_token=None)))
@@ -134,7 +133,7 @@ def test_a_state_on_the_hub_is_gone_on_with(there, config, tmp_path):
     again = config(
         **values, output_dir=tmp_path / "again", resume="me/cats/kept/m-state:v1", resume_from_huggingface=True
     )
-    assert not list(preflight.findings(again)[0])
+    assert not list(problems_and_remarks(again)[0])
     assert there.cache.exists() is False
     assert train(again).losses == straight.losses[2:]
     assert there.asked == ("me/cats", {"revision": "v1", "repo_type": None, "token": TOKEN})

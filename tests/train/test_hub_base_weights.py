@@ -5,13 +5,12 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 
 from library import families, methods
-from library.check import preflight
 from library.config.hub_names import FILE, FOLDER, about_absent, is_file_id
 from library.config.problems import ConfigError
 from library.downloads import hub_files
 from library.train.saving import base_files
 from tests.downloads.conftest import hub, small  # noqa: F401
-from tests.training import config_of, train
+from tests.training import config_of, problems_and_remarks, train
 
 SCRIPT, NAME = "sdxl_train_network", "someone/adapters/split/a.safetensors"
 
@@ -64,7 +63,7 @@ def test_a_training_downloads_them_and_is_the_same_as_with_the_file(hub, downloa
     file = train(config("first")).file
     hub.repositories["someone/adapters"] = {"split/a.safetensors": file.read_bytes()}
     named, local = config("named", base_weights=[NAME]), config("local", base_weights=[str(file)])
-    problems, remarks = preflight.findings(named)
+    problems, remarks = problems_and_remarks(named)
     size = hub_files.size_text(file.stat().st_size)
     assert not problems
     assert f"base_weights: {NAME} is downloaded from Hugging Face before the training, {size}" in map(str, remarks)
@@ -74,7 +73,7 @@ def test_a_training_downloads_them_and_is_the_same_as_with_the_file(hub, downloa
     assert (downloads / "adapters" / "a.safetensors").read_bytes() == file.read_bytes()
     second = load_file(train(local).file)
     assert all(bool((first[key] == second[key]).all()) for key in second)
-    problems, remarks = preflight.findings(config("another", base_weights=[NAME]))
+    problems, remarks = problems_and_remarks(config("another", base_weights=[NAME]))
     assert not problems and not any("is downloaded" in str(remark) for remark in remarks)
     asked = len(hub.tokens)
     assert base_files.with_local_files(named).network.base_weights == (str(downloads / "adapters" / "a.safetensors"),)
@@ -96,7 +95,7 @@ def test_a_lora_for_samples_comes_from_the_hub_as_well(hub, downloads, shallow, 
     file = train(config("first")).file
     hub.repositories["someone/adapters"] = {"split/a.safetensors": file.read_bytes()}
     named = config("named", sample_lora=f"{NAME}:0.5")
-    problems, remarks = preflight.findings(named)
+    problems, remarks = problems_and_remarks(named)
     assert not problems and any("sample_lora" in str(one) and "is downloaded" in str(one) for one in remarks)
     assert not hub.requests, "the check downloads nothing"
     assert len(train(named).events("sample")) == 1
@@ -105,7 +104,7 @@ def test_a_lora_for_samples_comes_from_the_hub_as_well(hub, downloads, shallow, 
     assert base_files.without_remote_files(named).sample.sample_lora == ()
     hub.repositories.clear()
     local.unlink()
-    (problem,) = [str(one) for one in preflight.findings(named)[0] if one.option == "sample_lora"]
+    (problem,) = [str(one) for one in problems_and_remarks(named)[0] if one.option == "sample_lora"]
     assert "There is no Hugging Face repository someone/adapters" in problem
 
 
@@ -113,7 +112,7 @@ def test_failed_download_is_reported_before_the_model_is_loaded(hub, downloads, 
     named = config_of(shallow, SCRIPT, train_data_dir=squares, output_name="m", base_weights=[NAME])
 
     def said():
-        return [str(problem) for problem in preflight.findings(named)[0] if problem.option == "base_weights"]
+        return [str(problem) for problem in problems_and_remarks(named)[0] if problem.option == "base_weights"]
 
     (problem,) = said()
     assert "There is no Hugging Face repository someone/adapters" in problem
@@ -141,7 +140,7 @@ def test_a_file_that_is_no_safetensors_file_is_not_kept(hub, downloads):  # noqa
         (FILE, "a/b", "name one file in it: a/b/<name>.safetensors"),
         (FILE, "https://example.com/d.safetensors", "download it and give the path"),
         (FILE, "d.safetensors", "does not exist"),
-        (FOLDER, "https://hf.co/a/b", "write a/b instead, and the model is fetched"),
+        (FOLDER, "https://hf.co/a/b", "write a/b instead, and it is fetched"),
         (FOLDER, "https://huggingface.co/a/b/blob/main/d.safetensors", "kohya models get a/b/d.safetensors"),
         ("", "a/b/d.safetensors", "kohya models get a/b/d.safetensors, and give the path of the file"),
         ("", "https://huggingface.co/datasets/a/b/resolve/main/d.safetensors", "download it and give the path"),

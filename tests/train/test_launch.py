@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from library.check import preflight
 from library.config.building import build_config
 from library.config.command import training_command
 from library.config.formats import read_toml, to_toml
@@ -11,7 +10,17 @@ from library.families import config_class
 from library.runs import reader, start
 from tests import fork_server
 from tests.source import ROOT
-from tests.training import PLAIN_CODE, Outcome, config_of, free_port, ranks, runs_in, train, wait_for
+from tests.training import (
+    PLAIN_CODE,
+    Outcome,
+    config_of,
+    free_port,
+    problems_and_remarks,
+    ranks,
+    runs_in,
+    train,
+    wait_for,
+)
 
 SCRIPT = "flux_train_network"
 FEW = {"network_args": ("single_dim=0",)}  # an adapter less is several pieces of code less
@@ -107,7 +116,7 @@ def test_two_processes_learn_what_one_does_from_twice_the_batch(demo, squares, t
 @pytest.mark.parametrize("what", ["FSDP", "DEEPSPEED"])
 def test_what_would_cut_the_model_into_shards_is_refused(demo, monkeypatch, what):
     monkeypatch.setenv(f"ACCELERATE_USE_{what}", "true")
-    (problem,) = [p for p in preflight.findings(config_of(demo, SCRIPT))[0] if "accelerate" in str(p)]
+    (problem,) = [p for p in problems_and_remarks(config_of(demo, SCRIPT))[0] if "accelerate" in str(p)]
     assert what.lower() in str(problem).lower() and "MULTI_GPU" in str(problem)
 
 

@@ -20,7 +20,7 @@ from library.data.loading import Batches
 from library.data.pixels import read_pixels, to_tensor
 from library.families.base import ModelComponents
 from library.methods import lllite
-from tests.training import config_of, pictures, train
+from tests.training import config_of, pictures, problems_and_remarks, train
 
 SCRIPT = "sdxl_train_control_net_lllite"
 # SHA-256 of the names and shapes that upstream writes for the published SDXL, network_dim 64 and cond_emb_dim 32.
@@ -191,10 +191,10 @@ def test_control_images_are_found_as_upstream_finds_them(config, folders, tmp_pa
     assert "0.png is 32x32, but its image is 64x64" in said
     for name in ("0.png", "2.png"):
         (control / name).unlink()
-    (problem,) = [remark for remark in preflight.findings(by_file)[0] if remark.option == "conditioning_data_dir"]
+    (problem,) = [remark for remark in problems_and_remarks(by_file)[0] if remark.option == "conditioning_data_dir"]
     assert "no control image of 3 images: " in str(problem)
     control.rmdir()
-    (problem,) = [remark for remark in preflight.findings(by_file)[0] if remark.option == "conditioning_data_dir"]
+    (problem,) = [remark for remark in problems_and_remarks(by_file)[0] if remark.option == "conditioning_data_dir"]
     assert "does not exist" in str(problem)
     toml.write_text(text.replace("conditioning_data_dir", "# "), encoding="utf-8")
     with pytest.raises(ConfigError, match="conditioning_data_dir.* is not set: name the folder of control images"):

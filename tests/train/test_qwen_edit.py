@@ -9,14 +9,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from library.adapter_files import verify
-from library.check import preflight
 from library.config.problems import ConfigError
 from library.demo import files, summary
 from library.families import recognition
 from library.families.qwen_image.facts import INDEX
 from library.sampling import caption_prompts
 from library.tools import extract, merge
-from tests.training import config_of, pictures, train
+from tests.training import config_of, pictures, problems_and_remarks, train
 
 LORA, FULL = "qwen_image_edit_qwen_image_train_network", "qwen_image_edit_qwen_image_train"
 DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
@@ -148,7 +147,7 @@ def test_older_ones_learn_in_eight_bits_with_swapped_blocks(run, edit, tmp_path)
 def sentences(edit, data, **values):
     options = {"dataset_config": data / "own.toml", "train_data_dir": None, "control_directory": None}
     options |= {"output_dir": data / "out"}
-    return " / ".join(map(str, preflight.findings(config_of(edit, LORA, **options | values))[0]))
+    return " / ".join(map(str, problems_and_remarks(config_of(edit, LORA, **options | values))[0]))
 
 
 def test_mistakes_are_one_sentence_before_anything_is_loaded(edit, data, tmp_path):

@@ -9,14 +9,13 @@ import torch
 from PIL import Image
 
 from library import families
-from library.check import preflight
 from library.config.building import draft
 from library.config.schema import option_values, options_of
 from library.methods import find_method_problems, targets
 from library.sampling import few_steps
 from library.train.evaluation import samples
 from tests.sampling.test_sampling import lora_file
-from tests.training import FEW, LORAS, SCRIPTS, config_of, several_blocks, train
+from tests.training import FEW, LORAS, SCRIPTS, config_of, problems_and_remarks, several_blocks, train
 
 BF16 = {"mixed_precision": "bf16"}
 WAYS = [
@@ -128,7 +127,7 @@ def test_swapped_blocks_are_left_alone(demo, squares, tmp_path, watched, script,
 def test_prompts_with_more_steps_of_their_own_are_named(demo, squares, tmp_path):
     values, lora = values_of(demo, "flux_train_network", tmp_path, train_data_dir=squares, output_dir=tmp_path / "out")
     (tmp_path / "prompts.txt").write_text("a cat --s 20\na dog --s 2\na cow\n", encoding="utf-8")
-    remarks = preflight.findings(config_of(demo, "flux_train_network", sample_lora=lora, **values))[1]
+    remarks = problems_and_remarks(config_of(demo, "flux_train_network", sample_lora=lora, **values))[1]
     assert [str(one) for one in remarks if one.option == "sample_lora"] == [
         "sample_lora: prompts.txt has 1 prompt with more steps (--s) than the 2 of the LoRA, and theirs count; "
         "leave --s out"
@@ -154,7 +153,7 @@ def test_a_file_that_is_missing_or_of_another_family_is_named_by_the_check(demo,
     values, _ = values_of(demo, script, tmp_path, train_data_dir=squares, output_dir=tmp_path / "out")
 
     def found(file):
-        problems = preflight.findings(config_of(demo, script, sample_lora=file, **values))[0]
+        problems = problems_and_remarks(config_of(demo, script, sample_lora=file, **values))[0]
         return [str(problem) for problem in problems if problem.option == "sample_lora"]
 
     assert found(tmp_path / "gone.safetensors:0.5") == [f"sample_lora: {tmp_path / 'gone.safetensors'} does not exist"]

@@ -16,7 +16,7 @@ from library.config.schema import changed, flatten_sections
 from library.families import config_class
 from library.sampling import caption_prompts
 from library.train.evaluation import samples
-from tests.training import LORAS, config_of, pictures, references, train
+from tests.training import LORAS, config_of, pictures, problems_and_remarks, references, train
 
 FLUX, PLAIN = "flux_train_network", ControlUse()
 
@@ -171,7 +171,7 @@ def test_samples_of_one_size_are_one_batch_until_memory_is_short(run, monkeypatc
 
 def test_a_check_names_what_is_missing_and_what_would_help(demo, squares):
     asked = config_of(demo, FLUX, train_data_dir=squares, sample_at_first=True)
-    problems = [problem for problem in preflight.findings(asked)[0] if problem.option == "sample_prompts"]
+    problems = [problem for problem in problems_and_remarks(asked)[0] if problem.option == "sample_prompts"]
     assert problems and problems[0].fix == {"sample_from_captions": 2}
     never = build_config(
         type(asked), flatten_sections(changed(asked)) | {"sample_from_captions": 2, "sample_at_first": False}, notes=[]

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from safetensors.torch import save as package_bytes
 
 from library.adapter_files.storage import FilePlan
-from library.check import preflight
 from library.compiler.torch_private import LazyTensor
 from library.config.building import build_config
 from library.config.problems import ConfigError
@@ -17,7 +16,7 @@ from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlTrain
 from library.outputs import paths
 from library.train.saving import state_files
-from tests.training import config_of
+from tests.training import config_of, problems_and_remarks
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "sd_scripts_vectors.json").read_text())["names"]
 
@@ -91,7 +90,7 @@ def test_steps_beyond_the_end_and_intervals_that_never_begin_are_pointed_out(dem
 
     def told(name, **values):
         config = config_of(demo, "flux_train_network", **options | values)
-        return [(str(problem), problem.fix) for problem in preflight.findings(config)[1] if problem.option == name]
+        return [(str(problem), problem.fix) for problem in problems_and_remarks(config)[1] if problem.option == name]
 
     ((said, fix),) = told("save_at_steps", save_at_steps=[2, 4, 5, 900])
     assert "5 and 900 will not be saved, as the training ends after 4 steps" in said and fix == {

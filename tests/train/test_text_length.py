@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 
 from library import families
-from library.check import preflight
 from library.config.problems import ConfigError
 from library.data import text_encoding
 from library.train.step.loss import LossFunction
-from tests.training import LORAS, config_of, train, untouched
+from tests.training import LORAS, config_of, problems_and_remarks, train, untouched
 
 SCRIPT = "flux_train_network"
 DISK = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
@@ -139,6 +138,6 @@ def test_captions_that_are_longer_than_what_is_read_are_reported_once_with_what_
 def test_the_check_tells_of_captions_that_are_cut(demo, tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
     (tmp_path / "a.txt").write_text("red " * 99)
-    said = preflight.findings(config_of(demo, SCRIPT, train_data_dir=tmp_path))[1]
+    said = problems_and_remarks(config_of(demo, SCRIPT, train_data_dir=tmp_path))[1]
     (told,) = [str(warning) for warning in said if "cut after" in str(warning)]
     assert told.startswith("1 caption cut after 31 tokens") and told.endswith("t5xxl_max_token_length = 512 reads more")

@@ -6,7 +6,7 @@ on a copy without memory.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,15 +95,7 @@ class InputContext:
     def control(self) -> Any:
         """Return control images in the layout of the latents."""
         channels = self.width("vace_in_channels", "in_channels")
-        return InputContext(
-            {**self.config, "in_channels": channels},
-            self.batch,
-            self.text,
-            self.frames,
-            self.side,
-            self.layout,
-            self.device,
-        ).latents()
+        return replace(self, config={**self.config, "in_channels": channels}).latents()
 
 
 def _first_number(value: Any, otherwise: int) -> int:

@@ -21,7 +21,7 @@ from library.compiler.torch_private import pytree
 from library.config.building import build_config
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import load_json
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, first_line
 from library.config.run_config import RunConfig
 from library.config.values import did_you_mean
 from library.families.base import ModelComponents
@@ -114,8 +114,8 @@ class DiffusersSubject:
         try:
             return build_on_meta(lambda: self.cls(**self.arguments))
         except Exception as error:  # foreign classes raise anything for wrong arguments
-            why = (str(error).splitlines() or [""])[0][:200]
-            template = f"{self.title} cannot be made from this config ({type(error).__name__}: {why})"
+            why = f"{type(error).__name__}: {first_line(error)[:200]}"
+            template = f"{self.title} cannot be made from this config ({why})"
             raise ConfigError(template) from error
 
     def predict(

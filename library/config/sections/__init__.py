@@ -14,7 +14,8 @@ from library.config.sections.compiling import Compile
 from library.config.sections.embedding import Embedding
 from library.config.sections.flow import FLOW_INEFFECTIVE, Flow, FlowLoss, SafetensorsSave, flow_rules
 from library.config.sections.inputs import Data, Model
-from library.config.sections.learning import FullOptim, Optim, Steps, Validation
+from library.config.sections.learning import FullOptim, Optim
+from library.config.sections.length import Steps, Validation
 from library.config.sections.machine import Distributed, Memory, Precision
 from library.config.sections.noise import Loss, Noise
 from library.config.sections.outputs import AdapterSave, EmbeddingSave, FullSave, Hub, Log, Metadata, Save

@@ -10,7 +10,8 @@ from library.config.reading import LARGEST_RANK
 from library.config.run_config import RunConfig
 from library.config.schema import opt, section_options
 from library.config.sections.inputs import Data
-from library.config.sections.learning import Optim, Steps
+from library.config.sections.learning import Optim
+from library.config.sections.length import Steps
 from library.config.sections.machine import Precision
 from library.config.strengths import strength_notes, strength_problems
 

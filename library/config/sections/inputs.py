@@ -326,6 +326,6 @@ class Data:
         if not self.train_data_dir and not self.dataset_config:
             yield Problem("train_data_dir", "is not set: choose the folder of your images", also="dataset_config")
         if not self.resolution and not self.dataset_config:
-            size = str(run.usual_size)
-            template = "is not set: {size} is usual"
-            yield Problem("resolution", template, size=size, also="dataset_config", fix={"resolution": size})
+            usual = str(run.usual_size)
+            template = "is not set: {usual} is usual"
+            yield Problem("resolution", template, usual=usual, also="dataset_config", fix={"resolution": usual})

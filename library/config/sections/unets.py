@@ -11,7 +11,7 @@ from library.config.schema import opt
 from library.config.sections.adapters import Network
 from library.config.sections.caching import Cache
 from library.config.sections.compiling import Compile
-from library.config.sections.learning import Steps
+from library.config.sections.length import Steps
 from library.config.sections.transformers import network_module
 
 

@@ -131,9 +131,8 @@ class AnimaFamily(OneEncoderFamily):
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
-        latents = noised.latents
-        size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        output = denoiser(packing.pack(latents), size, *(text[name] for name in TEXT_INPUTS), noised.timesteps)
+        size = packing.token_grid(noised.latents)
+        output = denoiser(packing.pack(noised.latents), size, *(text[name] for name in TEXT_INPUTS), noised.timesteps)
         # Inputs of a token are ordered by channel, outputs by row and column.
         return packing.unpack_channels_last(output.float(), *size)
 

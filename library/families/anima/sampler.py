@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from library.families.base import SampleRequest
@@ -35,7 +34,7 @@ class AnimaSampler(FlowSampler):
         return self.denoise(noise.to(model.t_embedding_norm.weight.device), requests, velocity)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
-        return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
+        return flow.shifted_line(steps, SHIFT)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return qwen_vae.denormalise_qwen(self.components.vae, latents)

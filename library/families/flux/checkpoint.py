@@ -132,9 +132,7 @@ def flux_shapes(entries: Entries, part: str) -> dict[str, tuple[int, ...]]:
 def unfit(path: Path, entries: Entries, part: str, definition: Part) -> Message | None:
     """Return why a file cannot serve as a part, with the fix; None if it can."""
     shapes = flux_shapes(entries, part)
-    family, description = recognition.family_and_description(
-        {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    )
+    family, description = recognition.family_and_description(weights.shapes_of(entries))
     if description == "a LoRA file":
         return lora_in_place_of(part, path, definition)
     ours = family is FACTS and all(description != later for *_, later in LATER)

@@ -329,11 +329,11 @@ class FluxFamily(TransformerFamily):
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents, inpaints = noised.latents, self.variant.control_images.inpaints
-        height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
+        height, width = packing.token_grid(latents)
         options, guidance = self.config.model, None
         if not options.bypass_guidance_embedding:
             guidance = torch.full((len(latents),), options.guidance_scale, device=latents.device)
-        references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
+        references = [] if inpaints else [*map(packing.token_grid, controls)]
         output = denoiser(
             img=control_tokens.add_control_tokens(
                 packing.pack(latents), control_tokens.packed(controls, inpaints), inpaints

@@ -61,7 +61,7 @@ class FluxSampler(FlowSampler):
         device, usual = model.img_in.weight.device, self.family.sample_defaults["guidance_scale"]
         noise = seeded_noise(requests, size[0] * size[1], model.sizes.out_channels)
         strengths = [usual if request.guidance is None else request.guidance for request in requests]
-        references = [] if inpaints else [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
+        references = [] if inpaints else [*map(packing.token_grid, controls)]
         more = control_tokens.packed(controls, inpaints)
 
         def velocity(conditions: Mapping[str, Any], tokens: Tensor, times: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from library.families.flux_2.options import DEV_ENCODER, OTHER_FLUX_2_FILES
 from library.families.flux_2.versions import VERSIONS, may_be_version, model_in_header
 from library.families.shared import autoencoder, expected_tensors, language_model, statistics_vae, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
-from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import Part, PartFiles, complete, plain_shapes_of, read_entries, whole_model
 
 FLUX_2_PARTS = {
@@ -69,6 +69,7 @@ def find_flux_2_problems(config: Any) -> Iterator[Problem]:
     files = flux_2_checkpoint(config, transformer_sizes(config)).files
     if "text_encoder" not in files.parts:
         yield from without_encoder(config)
+    widths = part_widths("txt_in.weight", "img_in.weight", autoencoder.VAE_MARKER, text_encoder.TAPS)
     yield from files.fitting(config, flux_2_shapes, of_denoiser, widths)
 
 
@@ -90,16 +91,6 @@ def without_encoder(config: Any) -> Iterator[Problem]:
             also="text_encoder",
             fix={"sample_images": False},
         )
-
-
-def widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
-    """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
-    if not {"txt_in.weight", "img_in.weight"} <= shapes.keys():
-        return {}
-    return {
-        "text_encoder": (language_model.EMBEDDING, shapes["txt_in.weight"][1] // text_encoder.TAPS),
-        "vae": (autoencoder.VAE_MARKER, shapes["img_in.weight"][1] // 4),  # a token has 2 by 2 latents
-    }
 
 
 def other_model_problems(path: Path, sizes: Flux2Shape, config: Any) -> Iterator[Problem]:

@@ -127,7 +127,7 @@ class Flux2Family(OneEncoderFamily):
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
         latents = noised.latents
-        size, count = (latents.shape[-2] // 2, latents.shape[-1] // 2), len(latents)
+        size, count = packing.token_grid(latents), len(latents)
         guidance = torch.full((count,), self.config.model.guidance_scale, device=latents.device)
         conditions = self.conditions(text, size, latents.device, controls)
         tokens = append_controls(packing.pack(latents), controls)
@@ -138,7 +138,7 @@ class Flux2Family(OneEncoderFamily):
         self, text: dict[str, Tensor], size: tuple[int, int], device: torch.device, controls: Sequence[Tensor] = ()
     ) -> dict[str, Any]:
         """Return text and positions for the denoiser; `size` is the height and width in tokens."""
-        references = [(control.shape[-2] // 2, control.shape[-1] // 2) for control in controls]
+        references = [*map(packing.token_grid, controls)]
         states = text["ctx_vec"]
         return {
             "img_ids": self.positions.image(*size, device, references),

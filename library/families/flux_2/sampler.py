@@ -54,8 +54,7 @@ class Flux2Sampler(FlowSampler):
         return packing.unpack(tokens, height, width)
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
-        line = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        return flow.shifted(line, math.exp(empirical_mu(tokens, steps))).tolist()
+        return flow.shifted_line(steps, math.exp(empirical_mu(tokens, steps)))
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return statistics_vae.denormalised(self.components.vae, latents)

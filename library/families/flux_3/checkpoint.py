@@ -12,9 +12,9 @@ from library.families.flux_3 import keys, text_encoder
 from library.families.flux_3.facts import DISTILLED, FACTS, FLUX_3_TRANSFORMER, recognise_flux_3
 from library.families.flux_3.model import JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, Flux3, Flux3Shape
 from library.families.flux_3.options import OTHER_FLUX_3_FILES
-from library.families.shared import autoencoder, language_model, qwen3_vl, statistics_vae, tokenizers
+from library.families.shared import autoencoder, qwen3_vl, statistics_vae, tokenizers
 from library.families.shared.double_stream_file import DoubleStreamFile
-from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import Part, PartFiles, complete, plain_shapes_of
 
 SHARED_VAE = "a FLUX.2 VAE"  # the description by `recognise`
@@ -58,17 +58,8 @@ def find_flux_3_problems(config: Any) -> Iterator[Problem]:
         blocks = dict.fromkeys((OF_IMAGE, OF_REFERENCES, OF_TEXT), sizes.mode_blocks)
         yield from config.compile.beyond(blocks | {JOINT: sizes.joint_blocks})
 
-    yield from FLUX_3_FILES.fitting(config, flux_3_shapes, of_denoiser, part_widths)
-
-
-def part_widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
-    """Return a tensor of each part, and its number of columns for a denoiser of these shapes."""
-    if not {"txt_in.weight", "emb_in.image.weight"} <= shapes.keys():
-        return {}
-    return {
-        "text_encoder": (language_model.EMBEDDING, shapes["txt_in.weight"][1] // text_encoder.TAPS),
-        "vae": (autoencoder.VAE_MARKER, shapes["emb_in.image.weight"][1] // 4),  # a token has 2 by 2 latents
-    }
+    widths = part_widths("txt_in.weight", "emb_in.image.weight", autoencoder.VAE_MARKER, text_encoder.TAPS)
+    yield from FLUX_3_FILES.fitting(config, flux_3_shapes, of_denoiser, widths)
 
 
 flux_3_shapes = plain_shapes_of(

@@ -15,7 +15,7 @@ from library.families.flux_3.facts import DISTILLED, FACTS
 from library.families.flux_3.model import CONTAINERS, JOINT, OF_IMAGE, OF_REFERENCES, OF_TEXT, REFERENCES
 from library.families.flux_3.options import Flux3Lora, Flux3Train
 from library.families.flux_3.sampler import Flux3Sampler
-from library.families.shared import packing, part_files, statistics_vae
+from library.families.shared import packing, part_files, statistics_vae, weights
 from library.families.shared.assistants import idle_assistant, lacks_assistant, takes_assistant
 from library.families.shared.one_encoder import OneEncoderFamily
 from library.objectives.base import NoisedBatch
@@ -74,8 +74,7 @@ class Flux3Family(OneEncoderFamily):
             entries = part_files.read_entries(path) if path else {}
         except ConfigError:
             return False
-        shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-        return recognition.describe_checkpoint(shapes) == DISTILLED
+        return recognition.describe_checkpoint(weights.shapes_of(entries)) == DISTILLED
 
     @property
     def architecture(self) -> str:

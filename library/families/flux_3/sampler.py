@@ -37,7 +37,7 @@ class Flux3Sampler(FlowSampler):
         height, width = self.grid(requests[0])
         tokens = seeded_noise(requests, model.sizes.in_channels, height, width).flatten(2).transpose(1, 2).to(device)
         references = self.references(requests[0].controls, device)
-        sizes = ((height, width), *((r.shape[-2] // 2, r.shape[-1] // 2) for r in references))
+        sizes = ((height, width), *map(packing.token_grid, references))
         shown = [packing.pack(reference) for reference in references]
         sigmas = self.sigmas(requests[0], height * width)
 
@@ -81,7 +81,7 @@ class Flux3Sampler(FlowSampler):
             return [self.encoded(pixels_of(control, len(controls) == 1).to(device)) for control in controls]
 
     def model_sigmas(self, steps: int, tokens: int) -> list[float]:
-        return flow.shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), SHIFT).tolist()
+        return flow.shifted_line(steps, SHIFT)
 
     def decoder_input(self, latents: Tensor) -> Tensor:
         return statistics_vae.denormalised(self.components.vae, latents)

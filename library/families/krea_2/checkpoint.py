@@ -11,9 +11,9 @@ from library.families.krea_2 import keys
 from library.families.krea_2.facts import FACTS, KREA_2_TRANSFORMER
 from library.families.krea_2.model import Krea2, Krea2Shape, count_krea_2_blocks
 from library.families.krea_2.options import OTHER_KREA_2_FILES
-from library.families.shared import language_model, qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers, turbo
+from library.families.shared import qwen3_vl, qwen_chat, qwen_vae, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
-from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, whole_model
 
 KREA_2_PARTS = {
@@ -57,10 +57,7 @@ def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
         config,
         krea_2_shapes,
         of_denoiser,
-        lambda shapes: {
-            "text_encoder": (language_model.EMBEDDING, shapes.get("txtmlp.1.weight", (0, 0))[1]),
-            "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("first.weight", (0, 0))[1] // 4),
-        },
+        part_widths("txtmlp.1.weight", "first.weight", qwen_vae_names.DIFFUSERS_MARK),
     )
 
 

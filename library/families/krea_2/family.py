@@ -14,7 +14,7 @@ from library.families.krea_2.options import Krea2Lora, Krea2Train
 from library.families.krea_2.sampler import Krea2Sampler
 from library.families.shared import qwen_vae, turbo
 from library.families.shared.one_encoder import OneEncoderFamily
-from library.families.shared.packing import pack, unpack
+from library.families.shared.packing import pack, token_grid, unpack
 from library.objectives.base import NoisedBatch
 
 
@@ -74,9 +74,8 @@ class Krea2Family(OneEncoderFamily):
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
-        latents = noised.latents
-        size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        output = denoiser(pack(latents), size, text["krea2_vl_embed"], text["krea2_vl_mask"], noised.timesteps)
+        size = token_grid(noised.latents)
+        output = denoiser(pack(noised.latents), size, text["krea2_vl_embed"], text["krea2_vl_mask"], noised.timesteps)
         return unpack(output.float(), *size)
 
 

@@ -17,9 +17,9 @@ from library.families.qwen_image.facts import FACTS, INDEX, TEXT_ENCODER, VAE, o
 from library.families.qwen_image.model import BLOCK_LIST, QwenImage, QwenShape
 from library.families.qwen_image.options import OTHER_QWEN_FILES
 from library.families.qwen_image.variants import EDIT_2511, QWEN_VARIANTS, TRANSFORMER, QwenVariant, called
-from library.families.shared import expected_tensors, language_model, qwen_vae, qwen_vae_names, tokenizers, weights
+from library.families.shared import expected_tensors, qwen_vae, qwen_vae_names, tokenizers, weights
 from library.families.shared.denoiser_file import DenoiserFile
-from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import (
     Entries,
     Part,
@@ -31,6 +31,7 @@ from library.families.shared.part_files import (
     whole_model,
 )
 from library.families.shared.tensor_names import count_list_blocks
+from library.families.shared.weights import shapes_of
 
 QWEN_PARTS = {
     "denoiser": Part(
@@ -109,10 +110,7 @@ def find_qwen_problems(
         config,
         plain_shapes,
         of_denoiser,
-        lambda shapes: {
-            "text_encoder": (language_model.EMBEDDING, shapes.get("txt_in.weight", (0, 0))[1]),
-            "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("img_in.weight", (0, 0))[1] // 4),
-        },
+        part_widths("txt_in.weight", "img_in.weight", qwen_vae_names.DIFFUSERS_MARK),
     )
 
 
@@ -154,7 +152,7 @@ def version_of(path: Path) -> str:
     if whole := whole_model(path):
         version = PIPELINES.get(pipeline(whole), "")
         return "edit-2511" if version == "edit-2509" and has_still_references(whole) else version
-    shapes = {name: tuple(entry["shape"]) for name, entry in read_entries(path).items()}
+    shapes = shapes_of(read_entries(path))
     return "edit-2511" if FACTS.recognise(shapes) == EDIT_2511 else ""
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from library.families.shared import random_networks
-from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, cut_pixels
+from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, Size, cut_pixels, scaled_size
 from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.weights import assign
@@ -25,19 +25,9 @@ TOKEN = PATCH * MERGED  # pixels of a token's side
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 12845056  # minimum and maximum pixels of an image in the text encoder
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 ROPE_SECTIONS = [16, 24, 24]  # channel pairs of a head rotated by frame, row and column
-MULTIPLE = 32  # sides of reference images are multiples of this many pixels, as in the pipelines
 VISION = "visual."  # prefix of the vision encoder's tensors
 VISION_MARK = f"{VISION}patch_embed.proj.weight"
 VISION_HEAD = 80  # width of a head in the vision encoder
-
-Size = tuple[int, int]
-
-
-def scaled_size(size: Size, area: int) -> Size:
-    """Return width and height of about `area` pixels with nearly the proportions of `size`."""
-    width = math.sqrt(area * size[0] / size[1])
-    height = width * size[1] / size[0]
-    return max(MULTIPLE, round(width / MULTIPLE) * MULTIPLE), max(MULTIPLE, round(height / MULTIPLE) * MULTIPLE)
 
 
 def seen_size(size: Size, area: int) -> Size:

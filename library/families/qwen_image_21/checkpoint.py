@@ -11,9 +11,9 @@ from library.families.qwen_image_21 import keys, text_encoder, vae, vae_names
 from library.families.qwen_image_21.facts import FACTS, QWEN_21_TRANSFORMER, QWEN_21_VAE
 from library.families.qwen_image_21.model import BLOCK, BLOCK_LIST, Qwen21Shape, QwenImage21
 from library.families.qwen_image_21.options import OTHER_QWEN_21_FILES
-from library.families.shared import language_model, qwen3_vl, qwen_vae_names, tokenizers, turbo
+from library.families.shared import qwen3_vl, qwen_vae_names, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
-from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import Entries, Part, PartFiles, whole_model
 from library.families.shared.tensor_names import count_list_blocks
 
@@ -61,10 +61,7 @@ def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
         config,
         qwen_21_shapes,
         of_denoiser,
-        lambda shapes: {
-            "text_encoder": (language_model.EMBEDDING, shapes.get("txt_in.in_layer.weight", (0, 0))[1]),
-            "vae": (qwen_vae_names.DIFFUSERS_MARK, shapes.get("img_in.weight", (0, 0))[1]),
-        },
+        part_widths("txt_in.in_layer.weight", "img_in.weight", qwen_vae_names.DIFFUSERS_MARK, latents=1),
     )
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,14 @@ from library.families.base import SampleRequest
 from library.families.qwen_image_21.model import KnownCondition, Size
 from library.families.qwen_image_21.options import MAX_REFERENCES, SHIFT_LINE
 from library.families.qwen_image_21.vae import denormalise_qwen_21
-from library.families.shared.packing import pack, unpack
+from library.families.shared.chat_images import scaled_size
+from library.families.shared.packing import pack, token_grid, unpack
 from library.families.shared.sampler import FlowSampler, seeded_noise, to_pixels
 from library.objectives import flow
 
 if TYPE_CHECKING:
     from library.families.qwen_image_21.family import Qwen21Family
 
-MULTIPLE = 32  # sides of reference images are multiples of this many pixels
 SPARE_SHARE = 4  # times the memory of a condition's keys and values that must be free: recorded steps hold a copy
 TURBO_SIGMAS = (1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568)  # that Turbo was distilled for
 
@@ -39,7 +38,7 @@ class Qwen21Sampler(FlowSampler):
         noise = seeded_noise(requests, model.sizes.in_channels, height, width)
         tokens = noise.flatten(2).transpose(1, 2).to(device)
         references = self.references(requests[0], device)
-        sizes = [(height, width), *((image.shape[-2] // 2, image.shape[-1] // 2) for image in references)]
+        sizes = [(height, width), *map(token_grid, references)]
         leads = self.family.leads[: len(references)] if references else ()
         shown = [pack(image) for image in references]
 
@@ -103,10 +102,7 @@ class Qwen21Sampler(FlowSampler):
 
 def scaled_reference(picture: Image.Image, area: int) -> Image.Image:
     """Scale an image to about `area` pixels; transparent parts become white."""
-    width = math.sqrt(area * picture.width / picture.height)
-    sides = (width, width * picture.height / picture.width)
-    size = tuple(max(MULTIPLE, round(side / MULTIPLE) * MULTIPLE) for side in sides)
-    scaled = picture.convert("RGBA").resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    scaled = picture.convert("RGBA").resize(scaled_size(picture.size, area), Image.Resampling.LANCZOS)
     white = Image.new("RGB", scaled.size, (255, 255, 255))
     white.paste(scaled, mask=scaled.getchannel("A"))
     return white

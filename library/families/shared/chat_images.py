@@ -1,5 +1,6 @@
 """Images in the chat that a vision encoder of Qwen's reads: their patches, and the positions of words and images."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,10 @@ from torch import Tensor
 
 MERGED = 2  # patches of a token's side
 FRAMES = 2  # frames that an image stands for: the encoders read videos, too
+
+
+MULTIPLE = 32  # sides of reference images are multiples of this many pixels, as in the pipelines
+Size = tuple[int, int]
 
 
 class ImagePatches(NamedTuple):
@@ -20,6 +25,13 @@ class ImagePatches(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.rows * self.columns // MERGED**2
+
+
+def scaled_size(size: Size, area: int) -> Size:
+    """Return width and height of about `area` pixels with nearly the proportions of `size`."""
+    width = math.sqrt(area * size[0] / size[1])
+    height = width * size[1] / size[0]
+    return max(MULTIPLE, round(width / MULTIPLE) * MULTIPLE), max(MULTIPLE, round(height / MULTIPLE) * MULTIPLE)
 
 
 def cut_pixels(colours: Tensor, side: int) -> ImagePatches:

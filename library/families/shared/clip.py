@@ -36,7 +36,7 @@ def plain_clip_names(names: Iterable[str]) -> dict[str, str]:
     return plain_names
 
 
-def build_encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", projected: bool = False):
+def build_encoder(tensors: Mapping[str, Tensor], act: str = "quick_gelu", projected: bool = False) -> nn.Module:
     """Build a text encoder from tensors, which are not copied; they determine its sizes.
 
     `tensors` has file names (`text_model.*`, and `text_projection.weight` if `projected`); others are ignored. `act` is

@@ -57,7 +57,7 @@ class DenoiserFile:
         return network_shapes
 
     def plain_shapes(self, entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
-        return self.shapes({name: tuple(entry["shape"]) for name, entry in entries.items()})
+        return self.shapes(weights.shapes_of(entries))
 
     def open(
         self, path: Path, dtype: torch.dtype, keep_8_bits: bool, mmap: bool = True, beside: Extra = NO_EXTRAS

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import huggingface_hub  # its modules load a network library, so they are imported where they are used
 
 from library.config.hub_names import FOLDER, about_address
-from library.config.problems import FLAG, ConfigError, Message, MessageLike, Problem
+from library.config.problems import FLAG, ConfigError, Message, MessageLike, Problem, first_line
 
 HUB_TIMEOUT = 5.0  # seconds for the hub to answer
 ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -132,9 +132,8 @@ def unavailable_repository(option: str, name: str, error: Exception) -> Problem:
     if isinstance(error, RepositoryNotFoundError):
         advice = Message("check the spelling, or set HF_TOKEN when it is private")
         return _hub_problem(option, ": there is no Hugging Face repository {name}: {advice}", name=name, advice=advice)
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]  # no network
     template = (
         ": {name} is not in the Hugging Face cache and could not be downloaded ({reason}): "
         "go online, or give a file or folder"
     )
-    return _hub_problem(option, template, name=name, reason=reason)
+    return _hub_problem(option, template, name=name, reason=first_line(error))

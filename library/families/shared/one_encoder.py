@@ -14,7 +14,7 @@ from library.config.problems import ConfigError, Problem
 from library.families.base import DeferredNetwork, ModelComponents, TextCache, WeightPlacement
 from library.families.capabilities import CaptionLimit
 from library.families.facts import Shapes
-from library.families.shared import denoiser_file, part_files, tokenizers, weights
+from library.families.shared import denoiser_file, language_model, part_files, tokenizers, weights
 from library.families.shared.part_files import Entries, PartFiles
 from library.families.shared.transformer_family import TransformerFamily
 
@@ -40,6 +40,21 @@ class Checkpoint:
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
         return self  # immutable, so copies of a family share it
+
+
+def part_widths(
+    reads_text: str, reads_latents: str, vae: str, layers: int = 1, latents: int = 4
+) -> Callable[[Shapes], dict[str, tuple[str, int]]]:
+    """Return `widths` of `PartFiles.fitting`, from the denoiser's tensors that read the text and a token of latents,
+    and a tensor of the VAE. The text is that of several `layers`, and a token has several `latents`.
+    """
+    readers = {
+        "text_encoder": (language_model.EMBEDDING, reads_text, layers),
+        "vae": (vae, reads_latents, latents),
+    }
+    return lambda shapes: {
+        part: (tensor, shapes.get(reader, (0, 0))[1] // number) for part, (tensor, reader, number) in readers.items()
+    }
 
 
 class OneEncoderFamily(TransformerFamily):

@@ -1,9 +1,14 @@
 """Latents as a sequence of tokens: patches of 2 by 2 latent pixels, and their positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
+
+
+def token_grid(latents: Tensor) -> tuple[int, int]:
+    """Return height and width in tokens of latents [..., 2 h, 2 w]."""
+    return latents.shape[-2] // 2, latents.shape[-1] // 2
 
 
 def pack(latents: Tensor) -> Tensor:
@@ -22,7 +27,7 @@ def pack_with_references(latents: Tensor, references: Sequence[Tensor]) -> tuple
     I, 4 C], and height and width of each in tokens.
     """
     images = [latents, *(reference.to(latents).expand(len(latents), -1, -1, -1) for reference in references)]
-    sizes = tuple((image.shape[-2] // 2, image.shape[-1] // 2) for image in images)
+    sizes = tuple(map(token_grid, images))
     return torch.cat([pack(image) for image in images], dim=1), sizes
 
 
@@ -51,7 +56,7 @@ class Positions:
     MAX_PACKED = 64
 
     def __init__(self) -> None:
-        self._known: dict[tuple, Tensor] = {}
+        self._known: dict[Hashable, Tensor] = {}
 
     def image(
         self, height: int, width: int, device: torch.device, references: Sequence[tuple[int, int]] = ()
@@ -73,7 +78,7 @@ class Positions:
         # Text encodings already contain the order.
         return self._cached(("text", length, device), lambda: torch.zeros(length, 3, device=device))
 
-    def _cached(self, key: tuple, make) -> Tensor:
+    def _cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         if key not in self._known:
             if len(self._known) >= self.MAX_PACKED:
                 self._known.clear()

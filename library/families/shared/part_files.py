@@ -153,7 +153,7 @@ class PartFiles:
         shapes_by_part: dict[str, Shapes] = {}
 
         def look(part: str, path: Path, entries: Entries) -> Iterator[Problem]:
-            stored, missing = {name: tuple(entry["shape"]) for name, entry in entries.items()}, ""
+            stored, missing = weights.shapes_of(entries), ""
             try:
                 shapes = plain_shapes(entries, part)
             except KeyError as e:  # the layout cannot be determined
@@ -175,9 +175,7 @@ class PartFiles:
         part's own keys.
         """
         definition = self.parts[part]
-        family, description = recognition.family_and_description(
-            {name: tuple(entry["shape"]) for name, entry in entries.items()}
-        )
+        family, description = recognition.family_and_description(weights.shapes_of(entries))
         if description == "a LoRA file":
             return lora_in_place_of(part, path, definition)
         words = self.words.get(part, description)
@@ -258,7 +256,7 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     entries: dict[str, JsonObject] = {}
     for file in weights.files(path):
         if file.suffix.lower() in weights.PICKLED:
-            raise ConfigError("{file} may hold code and is not opened: convert it to .safetensors", file=file)
+            raise ConfigError("{path} may hold code and is not opened: convert it to .safetensors first", path=file)
         of_file = {scaled_weights.IN_FILE: str(file)}
         entries |= {name: entry | of_file for name, entry in weights.header_entries(file).items()}
     return entries

@@ -230,8 +230,7 @@ class FlowSampler(Sampler):
         if request.sigmas:
             return [*request.sigmas, 0.0]
         if request.shift:
-            line = torch.linspace(1, 0, request.steps + 1, dtype=torch.float64)
-            return flow.shifted(line, request.shift).tolist()
+            return flow.shifted_line(request.steps, request.shift)
         return self.model_sigmas(request.steps, tokens)
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub
 
 from library.config.outside_files import TOKENIZER, check_file_size, read_outside_text, table_of
-from library.config.problems import ConfigError, Problem, together
+from library.config.problems import ConfigError, Problem, first_line, together
 from library.families.recognition import whole_model
 from library.families.shared import hub, token_counting
 from library.files import write_atomic
@@ -166,7 +166,6 @@ def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path
         hub.list_repository(name, token)  # fails faster without a network
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), token=token))
     except Exception as e:  # errors of several network libraries, with the same advice
-        reason = str(e).strip().splitlines() or [type(e).__name__]
         places_tried = ", ".join(map(str, places)) or "no local folder was given"
         target_folder = places[-1] if places else Path("tokenizers") / name.replace("/", "_")
         raise ConfigError(
@@ -175,7 +174,7 @@ def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path
             "or copy its files ({stored}) into {where}",
             name=name,
             places_tried=places_tried,
-            reason=reason[0],
+            reason=first_line(e),
             stored=together(STORED[tokenizer_kind(name)][0]),
             where=target_folder,
         ) from e

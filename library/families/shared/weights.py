@@ -81,6 +81,10 @@ def header(path: str | Path) -> dict[str, tuple[int, ...]]:
     return {name.replace(COMPILE_PREFIX, ""): tuple(entry["shape"]) for name, entry in header_entries(path).items()}
 
 
+def shapes_of(entries: Mapping[str, JsonMapping]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+
+
 def header_entries(path: str | Path) -> dict[str, JsonObject]:
     """Return the header of a .safetensors file: dtype, shape and data_offsets by tensor name. Raises ConfigError as
     `header` does.

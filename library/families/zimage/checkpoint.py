@@ -13,7 +13,7 @@ from library.config.run_config import RunConfig
 from library.families.facts import Shapes
 from library.families.shared import autoencoder, expected_tensors, language_model, tokenizers, turbo
 from library.families.shared.denoiser_file import DenoiserFile
-from library.families.shared.one_encoder import Checkpoint
+from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import Part, PartFiles, plain_shapes_of, whole_model
 from library.families.zimage import keys
 from library.families.zimage.facts import FACTS, ZIMAGE_TRANSFORMER
@@ -69,10 +69,7 @@ def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
         config,
         zimage_shapes,
         of_denoiser,
-        lambda shapes: {
-            "text_encoder": (language_model.EMBEDDING, shapes.get("cap_embedder.1.weight", (0, 0))[1]),
-            "vae": (autoencoder.VAE_MARKER, shapes.get("all_x_embedder.2-1.weight", (0, 0))[1] // 4),
-        },
+        part_widths("cap_embedder.1.weight", "all_x_embedder.2-1.weight", autoencoder.VAE_MARKER),
     )
 
 

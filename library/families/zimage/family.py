@@ -10,7 +10,7 @@ from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
 from library.families.shared import autoencoder, turbo
 from library.families.shared.one_encoder import OneEncoderFamily
-from library.families.shared.packing import pack_channels_last, unpack_channels_last
+from library.families.shared.packing import pack_channels_last, token_grid, unpack_channels_last
 from library.families.zimage import keys
 from library.families.zimage.checkpoint import ZIMAGE_CHECKPOINT
 from library.families.zimage.facts import FACTS
@@ -93,9 +93,8 @@ class ZImageFamily(OneEncoderFamily):
         self, denoiser: nn.Module, noised: NoisedBatch, text: dict[str, Tensor], controls: Sequence[Tensor]
     ) -> Tensor:
         """Return the predicted velocity, noise minus image, float32 [B, C, h, w]."""
-        latents = noised.latents
-        size = latents.shape[-2] // 2, latents.shape[-1] // 2
-        output = denoiser(pack_channels_last(latents), size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
+        tokens, size = pack_channels_last(noised.latents), token_grid(noised.latents)
+        output = denoiser(tokens, size, text["llm_embed"], text["llm_mask"], 1 - noised.timesteps)
         return -unpack_channels_last(output.float(), *size)
 
 

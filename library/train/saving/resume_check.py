@@ -163,9 +163,7 @@ def _other_moments(folder: Path, options: JsonMapping, config: RunConfig) -> Ite
     """Yield the problem if the optimizer of this config keeps other moments than the state with these `options`."""
     saved = str(options.get("optimizer_type", config.optim.optimizer_type) or "")
     if _state_layout(saved) != _state_layout(config.optim.optimizer):
-        template = ": {folder} was saved with optimizer_type {saved}, and this is {now}; {advice}"
-        now = config.optim.optimizer
-        yield Problem("resume", template, folder=folder, saved=saved or "AdamW", now=now, advice=ADVICE)
+        yield _other_value(folder, "optimizer_type", saved or "AdamW", config.optim.optimizer)
     elif resuming.needs_other_memory(options, config):
         before, now = (join_messages(args, " ") for args in (options["optimizer_args"], config.optim.optimizer_args))
         yield Problem(
@@ -183,15 +181,17 @@ def _other_adapters(folder: Path, stored: JsonMapping, options: JsonMapping, con
     """Yield the problem if the adapters of this config are of another type or rank than the state's."""
     network = config.network
     if str(options.get("network_module") or network.module) != network.module:
-        template = ": {folder} was saved with network_module {before}, and this is {module}; {advice}"
-        before = options["network_module"]
-        yield Problem("resume", template, folder=folder, before=before, module=network.module, advice=ADVICE)
+        yield _other_value(folder, "network_module", options["network_module"], network.module)
     elif network.module.startswith("networks.") and not network.dim_from_weights:
         ranks = {shape[0] for name, shape in stored.items() if name.endswith("lora_down.weight")}
         before, now = options.get("network_dim", network.network_dim) or UNSET_RANK, network.network_dim or UNSET_RANK
         if before != now and ranks and now not in ranks:
-            template = ": {folder} was saved with network_dim {before}, and this is {now}; {advice}"
-            yield Problem("resume", template, folder=folder, before=before, now=now, advice=ADVICE)
+            yield _other_value(folder, "network_dim", before, now)
+
+
+def _other_value(folder: Path, name: str, before: object, now: object) -> Problem:
+    template = ": {folder} was saved with {name} {before}, and this is {now}; {advice}"
+    return Problem("resume", template, folder=folder, name=option_name(name), before=before, now=now, advice=ADVICE)
 
 
 def _kind_of_training(stored: JsonMapping) -> str:
