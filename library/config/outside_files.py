@@ -6,6 +6,7 @@ ConfigError that names the file.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -72,12 +73,38 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading. Raises ConfigError like `check_regular`, or if it is unreadable."""
     check_regular(path)
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced in between
-                raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
+        with open_regular(path) as file:
             yield file
     except OSError as e:
         raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for any other, as a pipe would wait for its writer and a device
+    may never end.
+    """
+    _expect_regular(os.stat(path), path)  # first, as opening a device may already change something
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
+    try:
+        _expect_regular(os.fstat(file.fileno()), path)  # it may have been replaced in between
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file. Raises OSError for any other, and above `max_bytes`."""
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def _expect_regular(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from library.config.outside_files import open_regular
 from library.config.problems import ConfigError
 from library.runs import layout, notes, reader
 from library.runs.written_files import sample_file
@@ -38,7 +39,7 @@ def _add(archive: zipfile.ZipFile, path: Path, name: str, method: int) -> None:
     # A file that grows meanwhile would not fit the size that ZipFile.write notes first.
     entry = zipfile.ZipInfo(name)
     entry.compress_type = method
-    with path.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
+    with open_regular(path) as source, archive.open(entry, "w", force_zip64=True) as target:
         shutil.copyfileobj(source, target)
 
 
