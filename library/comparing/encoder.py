@@ -12,6 +12,7 @@ from library.captioning.describer import check_folder
 from library.config.json_types import JsonObject
 from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, Report
+from library.data.image_files import opened_image
 from library.downloads import model_folder
 
 ENCODER_REPOSITORIES = {"dinov2": "facebook/dinov2-base", "clip": "openai/clip-vit-large-patch14"}
@@ -102,7 +103,7 @@ def threshold(training: torch.Tensor) -> float:
 
 def _open_image(path: str) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return image.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise ConfigError(

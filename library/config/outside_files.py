@@ -14,6 +14,7 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,7 +80,7 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
         raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading. Raises OSError for any other, as a pipe would wait for its writer and a device
     may never end.
     """

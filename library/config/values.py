@@ -17,6 +17,7 @@ from typing import Any
 
 from library.config.choice_words import word_of_choice
 from library.config.common_names import COMMON_NAMES, DATASET_NAMES
+from library.config.hub_names import about_secret
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.pasted import expand_home, meant_on_drive, strip_pasted
 from library.config.problems import ConfigError, Message, MessageLike, Problem, raise_if_any
@@ -181,6 +182,8 @@ class Option:
             if isinstance(value, str) and not value.startswith("data:"):  # the thumbnail may be in the option itself
                 path = self.path_in(value)
                 file, _, words = path.rpartition(":")  # words in place of the strength have a message of their own
+                if problem := about_secret(self.name, path):  # before any message shows the value
+                    raise ConfigError(problem.replaced(option=""))
                 is_strength = self.hints.get("weighted") and len(file) > 1 and not re.search(r"[\\/]", words)
                 _check_path_text(file if is_strength else path)
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from library.config.outside_files import check_regular
 from library.config.problems import ConfigError
 from library.data import orientation
 from library.data.pixels import extensions
@@ -64,6 +65,7 @@ def open_image(path: str | Path) -> Image.Image:
     """Open an image after checks of its header and size. Raises ConfigError when they fail."""
     extensions()  # registers the decoders of AVIF and JPEG XL
     try:
+        check_regular(path)
         image = Image.open(path)
     except Exception as error:  # decoders' exceptions have no common class
         raise ConfigError("{path} cannot be read as an image: {kind}", path=path, kind=type(error).__name__) from error
