@@ -21,7 +21,14 @@ from typing import Any, BinaryIO
 import yaml
 
 from library.config.json_types import JsonObject
-from library.config.outside_text import NO_TEXT, SettingsText, decode_text, settings_text, with_line_feeds
+from library.config.outside_text import (
+    NO_TEXT,
+    SettingsText,
+    decode_text,
+    refuse_half_characters,
+    settings_text,
+    with_line_feeds,
+)
 from library.config.problems import ConfigError, Message, Problem
 
 # Maximum bytes by kind of file; real files have a hundredth of it.
@@ -35,9 +42,6 @@ LONGEST_NAME = 5000  # maximum characters of a key; image lists have paths as ke
 LONGEST_NUMBER = 40  # maximum digits
 YAML_TIMEOUT = 10.0  # time limit in seconds for parsing YAML
 
-# Lone surrogates, which JSON can contain. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
-_LONE = re.compile(r"[\ud800-\udfff]")
-_HALF = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 # TOML's strings and comments, whose content is no syntax.
 _QUOTED = re.compile(
     r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|'  # an unclosed string extends to the end, so nothing is scanned twice
@@ -332,7 +336,7 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
                     raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
             elif isinstance(value, str):
                 if not value.isascii():
-                    _refuse_lone_surrogate(value, path, _LONE)
+                    _refuse_lone_surrogate(value, path, in_path=False)
             elif isinstance(value, dict):
                 inner += value.values()
                 for key in filter(_may_be_refused, value):
@@ -350,15 +354,15 @@ def _may_be_refused(key: Any) -> bool:
 def _refuse_key(key: str, path: str | Path | Message) -> None:
     if len(key) > LONGEST_NAME:
         raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
-    _refuse_lone_surrogate(key, path, _HALF)
+    _refuse_lone_surrogate(key, path, in_path=True)
 
 
-def _refuse_lone_surrogate(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
-    """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
-    if match := half.search(text):
+def _refuse_lone_surrogate(text: str, path: str | Path | Message, in_path: bool) -> None:
+    try:
+        refuse_half_characters(text, in_path)
+    except ConfigError as e:
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
-        before = text[max(0, match.start() - 20) : match.start()]
-        raise ConfigError(template, path=path, half=f"\\u{ord(match[0]):04x}", text=repr(before))
+        raise ConfigError(template, path=path, **e.problems[0].arguments) from None
 
 
 def _refuse_long_keys(text: str, path: str | Path) -> None:

@@ -15,9 +15,10 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from library.config.problems import ConfigError
-from library.curation import similar_images, thumbs
+from library.curation import similar_images, thumbs, trash
 from library.data import caches, held_out, image_files, orientation, pixels, stamps, uniform
 from library.data.buckets import BucketFit
+from library.train.saving import state_files
 
 VAE = {"exact": "y", "type": "float32", "marks": [1.0]}
 GOOD = {"resized": [64, 64], "interpolation": "", "vae": VAE, "image": None}
@@ -151,6 +152,36 @@ def test_no_reader_of_data_waits_for_what_is_no_file(tmp_path, suffix, kind):
     for read in (pixels.read_pixels, pixels.read_mask, pixels.wide_values, thumbs.thumb):
         with pytest.raises(ConfigError, match="cannot be read as an image|pipe or a device"):
             read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("name", ["train_state.json", "SHA256SUMS", "optimizer.bin", "model.safetensors"])
+def test_no_reader_of_a_state_waits_for_a_pipe(tmp_path, name):
+    facts = {"version": state_files.VERSION, "current_step": 1, "checksums": True}
+    (tmp_path / "train_state.json").write_text(json.dumps(facts))
+    for file in ("optimizer.bin", "model.safetensors"):
+        (tmp_path / file).write_bytes(b"x")
+    digests = state_files._digests(tmp_path, sorted(os.listdir(tmp_path)))
+    text = "".join([f"# {state_files.STEP_KEY} 1\n", *(f"{digest}  {file}\n" for file, digest in digests.items())])
+    (tmp_path / "SHA256SUMS").write_text(text + state_files._last_line(text))
+    assert state_files.damage(tmp_path) == []
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert any("cannot be resumed" in str(problem) for problem in state_files.damage(tmp_path))
+    with pytest.raises(ConfigError, match="pipe or a device"):
+        state_files.read_values(tmp_path / name, "cpu")
+    with pytest.raises(ConfigError, match="pipe or a device"):
+        state_files.read_tensors(tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_no_undo_waits_for_a_pipe(tmp_path):
+    folder = tmp_path / trash.FOLDER / "20260101-000000-abcd"
+    folder.mkdir(parents=True)
+    for name in (trash.ABOUT, trash.JOURNAL):
+        os.mkfifo(folder / name)
+    assert trash.history(tmp_path) == []
+    assert [*trash._journal_lines(folder)] == []
 
 
 # ---- memory
