@@ -23,9 +23,9 @@ def export_run(run: reader.RecordedRun) -> IO[bytes]:
     packed = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         with zipfile.ZipFile(packed, "w") as archive:
-            for name in FILES:
-                if (run.folder / name).is_file():
-                    _add(archive, run.folder / name, name, zipfile.ZIP_DEFLATED)
+            for path in (run.folder / name for name in FILES):
+                if path.is_file() and not path.is_symlink():  # a link may lead to a private file
+                    _add(archive, path, path.name, zipfile.ZIP_DEFLATED)
             for path in sorted(_samples(run)):
                 _add(archive, path, f"samples/{path.name}", zipfile.ZIP_STORED)
     except OSError as error:

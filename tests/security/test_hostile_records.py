@@ -5,6 +5,7 @@ nothing, and stays small.
 import json
 import os
 import time
+import zipfile
 
 import pytest
 
@@ -107,6 +108,16 @@ def test_a_queue_whose_files_are_pipes_is_read(tmp_path):
     (queue.queue_folder() / "queue.json").unlink()
     os.mkfifo(queue.queue_folder() / "queue.json")
     assert queue.read_queue().entries == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+@pytest.mark.parametrize("name", export.FILES)
+def test_no_export_holds_what_a_link_leads_to(run, tmp_path, name):
+    (tmp_path / "key").write_text("private")
+    (run.folder / name).unlink()
+    (run.folder / name).symlink_to(tmp_path / "key")
+    with export.export_run(run) as packed, zipfile.ZipFile(packed) as archive:
+        assert name not in archive.namelist() and len(archive.namelist()) == len(export.FILES) - 1
 
 
 # ---- content
