@@ -2,6 +2,7 @@
 nothing, and stays small.
 """
 
+import ast
 import json
 import os
 import time
@@ -28,6 +29,7 @@ from library.runs import (
     resume,
     series,
 )
+from tests import source
 
 FILES = (
     *(layout.RUN, layout.PROGRESS, layout.LOG, layout.TOML, layout.STOP, layout.LAUNCHER, notes.NOTE, STATE_FACTS),
@@ -188,3 +190,36 @@ def test_curves_have_a_limit_in_names(run):
     rates = {**{str(n): 1.0 for n in range(10_000)}, "x" * 10_000: 1.0}
     assert len(reader.rates_by_name(rates)) == reader.MAX_RATES
     assert reader.rates_by_name({"x" * 10_000: 1.0, "unet": 0.5}) == {"unet": 0.5}
+
+
+# ---- every reader
+
+
+OWN_FILES = {
+    "library.runs.explain": "a table of this program",
+    "library.runs.launcher": "the user's answers to `accelerate config`",
+    "library.runs.process": "a file of the kernel",
+    "library.runs.record": "files that the training itself writes, in a folder that it has made",
+}
+
+
+def opens_to_read(call):
+    """Whether a call opens a file by itself, to read it."""
+    called = ast.unparse(call.func)
+    modes = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+    writes = any(isinstance(mode, str) and {*mode} & {*"awx"} for mode in modes)
+    is_opener = called == "open" or called.endswith(".open") and called != "os.open" and "build_opener" not in called
+    return called.endswith((".read_text", ".read_bytes")) or (is_opener and not writes)
+
+
+def test_no_module_reads_a_record_past_the_opener():
+    """`open_regular` and the readers on top of it are the only ones that open a file of a run to read it."""
+    modules = {source.module(path): path for path in source.files()}
+    wrong = [
+        f"{name}:{node.lineno}"
+        for name, path in modules.items()
+        if name.startswith("library.runs") and name not in OWN_FILES
+        for node in source.nodes(path)
+        if isinstance(node, ast.Call) and opens_to_read(node)
+    ]
+    assert not wrong
