@@ -278,7 +278,7 @@ class RunProgress:
                 self.offset = end
         return self
 
-    def _take(self, event: JsonObject, size: int) -> None:
+    def _take(self, event: JsonObject, size: int = 0) -> None:
         kind = event.get("kind")
         if kind == "step":
             self.last, self.phase = event, None
