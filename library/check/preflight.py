@@ -20,7 +20,7 @@ from library.families.base import Family
 from library.files import blocking_path, free_space
 from library.methods import lycoris
 from library.optim import optimizers
-from library.outputs import hub, paths, trackers
+from library.outputs import hub, metadata, paths, trackers
 from library.runs import reader, registry
 from library.runs.record import Record
 from library.train.journal import Progress
@@ -206,6 +206,7 @@ def _find_remarks(
         yield from optimizers.optimizer_notes(config, families.facts_of(config.family).trained_in_compute_dtype)
     if not failed["samples"]:
         yield from sample_prompts.idle_prompts(config, family)
+    yield from metadata.thumbnail_notes(config.metadata.metadata_thumbnail)
     if unlisted := registry.unusable():
         yield unlisted
     with_problems = {problem.option for problem in (*earlier, *new_problems)}

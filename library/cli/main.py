@@ -90,7 +90,7 @@ def command_usage() -> str:
 def complain(text: str, code: int) -> int:
     """Print what is wrong, a line each, and return the exit code."""
     for line in text.splitlines():
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {problems.printable_text(line)}", file=sys.stderr)
     return code
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from library.cli import shown
 from library.cli.main import EXIT_DONE, EXIT_MISUSED
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError
+from library.config.problems import ConfigError, printable_text
 from library.runs import queue
 from library.runs.queue_rows import QueueRow, queue_rows
 from library.trainings.adding import check_and_add
@@ -123,7 +123,7 @@ def _list(as_json: bool) -> None:
             f"{f'{d.words}:' if d.words else d.option} {d.value or 'default'} instead of {d.before or 'default'}"
             for d in row.differences
         )
-        print(f"{row.name}, unlike {row.compared_with}: {', '.join(changes)}")
+        print(printable_text(f"{row.name}, unlike {row.compared_with}: {', '.join(changes)}"))
     if now.paused:
         print(f"paused ({now.paused}): kohya queue resume continues it")
     elif now.halted:

@@ -12,6 +12,7 @@ from library.captioning.describer import check_folder
 from library.config.json_types import JsonObject
 from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, Report, first_line
+from library.data.image_files import opened_image
 from library.data.pixels import unreadable_image
 from library.downloads import model_folder
 
@@ -101,7 +102,7 @@ def threshold(training: torch.Tensor) -> float:
 
 def _open_image(path: str) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return image.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise unreadable_image(path, error) from error

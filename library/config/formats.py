@@ -6,7 +6,7 @@ from typing import Any
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import load_toml
-from library.config.problems import ConfigError, Problem
+from library.config.problems import SURROGATES, ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections
 
@@ -24,11 +24,23 @@ def read_toml(path: str | Path) -> JsonObject:
 
 
 def to_toml(config: RunConfig, comment: str = "", secrets: bool = False) -> str:
-    """Return non-default values as TOML, a table per section, optionally with a comment on top."""
+    """Return non-default values as TOML, a table per section, optionally with a comment on top. Raises ConfigError for
+    a path that TOML cannot hold.
+    """
     blocks = ["\n".join(f"# {line}".rstrip() for line in comment.splitlines())] if comment else []
     for name, members in changed(config, secrets).items():
+        for option, value in members.items():
+            _refuse_bytes(option, value)
         blocks.append("\n".join([f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in members.items())]))
     return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def _refuse_bytes(option: str, value: Any) -> None:
+    """Raise ConfigError for a path with bytes that are not UTF-8, which Python keeps as surrogates."""
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, str | Path) and SURROGATES.search(str(text)):
+            template = ": the name {path} is not UTF-8, and no config can hold it; rename it"
+            raise ConfigError(Problem(option, template, path=text))
 
 
 def toml_value(value: Any) -> str:

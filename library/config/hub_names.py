@@ -9,7 +9,14 @@ PART = re.compile(r"(?![.-])[\w .()+-]{1,150}(?<![. ])", re.ASCII)  # of the nam
 REPOSITORY = re.compile(r"(?![.-])[\w.-]+(?<![.-])/(?![.-])[\w.-]+(?<![.-])", re.ASCII)
 DRIVE = re.compile(r"[A-Za-z]:/")  # of Windows: file:///C:/cat.png
 WEB = re.compile(r"([a-z][a-z0-9+.-]+):/+([^/].*)", re.I | re.S)  # https://x, and https:/x as a path has it
-NAME_AND_PASSWORD = re.compile(r"(?<=:)(/+)[^/?#]*@")  # https://name:password@host
+# The same as people mistype it: https:x, https:\\x; and //name:password@x, which else is a path.
+ADDRESS = re.compile(
+    r"[a-z][a-z0-9+.-]+:[\\/]+|(?:https?|ftps?|sftp|ssh|git|hf|s3|gs|smb|webdavs?):|"
+    r"[\\/]{2,}(?=[^\\/?#:@]*:[^\\/?#]*@)",
+    re.I,
+)
+# https://name:password@host, in the same forms.
+NAME_AND_PASSWORD = re.compile(r"^([a-z][a-z0-9+.-]+:(?:[\\/]|%2f)*|[\\/]{2,})[^\\/?#]*@", re.I)
 BEHIND_THE_PATH = re.compile(r"[?#;]")
 # Addresses of pages, of downloads and of huggingface_hub's own file system: the repository, and the path in it.
 ON_THE_HUB = re.compile(
@@ -40,7 +47,18 @@ def repository_of(address: str) -> str:
 
 def without_secrets(address: str) -> str:
     """Return the beginning of a web address without a password or what follows the path, which may be a token."""
-    return BEHIND_THE_PATH.split(NAME_AND_PASSWORD.sub(r"\1", address, count=1), maxsplit=1)[0][:MAX_ADDRESS_SHOWN]
+    return _public_part(address)[:MAX_ADDRESS_SHOWN]
+
+
+def _public_part(address: str) -> str:
+    return BEHIND_THE_PATH.split(NAME_AND_PASSWORD.sub(r"\1", address, count=1), maxsplit=1)[0]
+
+
+def about_secret(option: str, text: str) -> Problem | None:
+    """Return the problem of a web address with a password or a token in place of a path, without that; None for
+    anything else.
+    """
+    return about_address(option, text) if ADDRESS.match(text) and _public_part(text) != text else None
 
 
 def about_address(option: str, text: str, takes: str | None = None) -> Problem | None:
@@ -49,12 +67,13 @@ def about_address(option: str, text: str, takes: str | None = None) -> Problem |
     `takes` is what the option may name on the hub: FILE, FOLDER, or "" for nothing; None: as NAMES_ON_THE_HUB says.
     """
     match = WEB.match(text)
-    if not match:
+    if not match and not ADDRESS.match(text):
         return None
     takes, shown_address = NAMES_ON_THE_HUB.get(option, "") if takes is None else takes, without_secrets(text)
-    if match[1].lower() == "file":
+    if match and match[1].lower() == "file":
         template = ": {address} is a browser address; write only the path: {path}"
-        path = match[2] if DRIVE.match(match[2]) else f"/{match[2]}"
+        place = NAME_AND_PASSWORD.sub(r"\1", text).partition(":")[2].lstrip("/")
+        path = place if DRIVE.match(place) else f"/{place}"
         return Problem(option, template, address=shown_address, path=path)
     hub_match = ON_THE_HUB.fullmatch(text)
     repository, file = (hub_match[1], (hub_match[2] or "").strip("/")) if hub_match else ("", "")

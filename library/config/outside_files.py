@@ -6,6 +6,7 @@ ConfigError that names the file.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -13,13 +14,21 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
 from library.config.json_types import JsonObject
-from library.config.outside_text import NO_TEXT, SettingsText, decode_text, settings_text, with_line_feeds
+from library.config.outside_text import (
+    NO_TEXT,
+    SettingsText,
+    decode_text,
+    refuse_half_characters,
+    settings_text,
+    with_line_feeds,
+)
 from library.config.problems import ConfigError, Message, Problem
 
 # Maximum bytes by kind of file; real files have a hundredth of it.
@@ -33,9 +42,6 @@ LONGEST_NAME = 5000  # maximum characters of a key; image lists have paths as ke
 LONGEST_NUMBER = 40  # maximum digits
 YAML_TIMEOUT = 10.0  # time limit in seconds for parsing YAML
 
-# Lone surrogates, which JSON can contain. In keys, U+DC80 to U+DCFF are bytes of file names that are not UTF-8.
-_LONE = re.compile(r"[\ud800-\udfff]")
-_HALF = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 # TOML's strings and comments, whose content is no syntax.
 _QUOTED = re.compile(
     r'"""(?:[^\\]|\\.)*?(?:"""|\Z)|'  # an unclosed string extends to the end, so nothing is scanned twice
@@ -72,12 +78,38 @@ def open_outside(path: str | Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading. Raises ConfigError like `check_regular`, or if it is unreadable."""
     check_regular(path)
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced in between
-                raise ConfigError("{path} is a pipe or a device; name an ordinary file", path=path)
+        with open_regular(path) as file:
             yield file
     except OSError as e:
         raise ConfigError("{path} cannot be read: {why}", path=path, why=e.strerror or e) from None
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a regular file for reading. Raises OSError for any other, as a pipe would wait for its writer and a device
+    may never end.
+    """
+    _expect_regular(os.stat(path), path)  # first, as opening a device may already change something
+    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
+    try:
+        _expect_regular(os.fstat(file.fileno()), path)  # it may have been replaced in between
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file. Raises OSError for any other, and above `max_bytes`."""
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def _expect_regular(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -304,7 +336,7 @@ def check_values(values: Any, path: str | Path | Message) -> Any:
                     raise _too_long(path, int(value.bit_length() * 0.30103) + 1)
             elif isinstance(value, str):
                 if not value.isascii():
-                    _refuse_lone_surrogate(value, path, _LONE)
+                    _refuse_lone_surrogate(value, path, in_path=False)
             elif isinstance(value, dict):
                 inner += value.values()
                 for key in filter(_may_be_refused, value):
@@ -322,15 +354,15 @@ def _may_be_refused(key: Any) -> bool:
 def _refuse_key(key: str, path: str | Path | Message) -> None:
     if len(key) > LONGEST_NAME:
         raise ConfigError("{path} has a name of more than {most} characters", path=path, most=LONGEST_NAME)
-    _refuse_lone_surrogate(key, path, _HALF)
+    _refuse_lone_surrogate(key, path, in_path=True)
 
 
-def _refuse_lone_surrogate(text: str, path: str | Path | Message, half: re.Pattern[str]) -> None:
-    """Raise ConfigError for a lone surrogate, which no file can hold and no text encoder reads."""
-    if match := half.search(text):
+def _refuse_lone_surrogate(text: str, path: str | Path | Message, in_path: bool) -> None:
+    try:
+        refuse_half_characters(text, in_path)
+    except ConfigError as e:
         template = "{path} holds half of a character ({half}) after {text}; delete it or write it whole"
-        before = text[max(0, match.start() - 20) : match.start()]
-        raise ConfigError(template, path=path, half=f"\\u{ord(match[0]):04x}", text=repr(before))
+        raise ConfigError(template, path=path, **e.problems[0].arguments) from None
 
 
 def _refuse_long_keys(text: str, path: str | Path) -> None:

@@ -17,6 +17,8 @@ _WESTERN = {
     byte: letter if (letter := bytes([byte]).decode("cp1252", "ignore")) else chr(0xF700 + byte)
     for byte in range(0x80, 0xA0)
 }
+LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+HALF_IN_PATH = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 _CODE_PAGE = re.compile(rb"^[ \t]*@?chcp(?:\.com)?[ \t]+(\d{3,5})\b", re.M | re.I)  # of Windows, in a batch file
 
 
@@ -61,6 +63,18 @@ def _beyond_ascii(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _beyond_ascii(inner)
+
+
+def refuse_half_characters(text: str, in_path: bool) -> None:
+    """Raise ConfigError for a lone surrogate, which JSON may contain, but no TOML. In paths, U+DC80 to U+DCFF are bytes
+    of names that are not UTF-8.
+    """
+    if text.isascii():
+        return
+    if match := (HALF_IN_PATH if in_path else LONE_SURROGATE).search(text):
+        template = "holds half of a character ({half}) after {text}; delete it or write it whole"
+        before = text[max(0, match.start() - 20) : match.start()]
+        raise ConfigError(template, half=f"\\u{ord(match[0]):04x}", text=repr(before))
 
 
 def with_line_feeds(text: str) -> str:

@@ -27,6 +27,10 @@ def strip_pasted(text: str) -> str:
     return text[:-1] if WINDOWS and text[-1:] == '"' and text.count('"') == 1 else text
 
 
+def lines_of(text: str) -> list[str]:
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
 def expand_home(value: Any) -> Any:
     """Return a path with the folder that ~ or, on Windows, a variable such as %USERPROFILE% stands for."""
     if not isinstance(value, str):

@@ -18,19 +18,27 @@ FLAG = "--"  # the place of an option of a command line
 # Marks of option names; other names are also words (kohya_gui/i18n/labels.js).
 NAMED = re.compile(r"\w_\w|\b(?:fsdp|sdpa|xformers|lowram|highvram|t5xxl|qwen3)\b")
 SURROGATES = re.compile("[\ud800-\udfff]")
+# Characters that a terminal or a browser obeys instead of showing them: control characters, whole escape sequences of
+# terminals begin with one, and those that turn the direction of all text after them.
+OBEYED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 FIELD = re.compile(r"\{\{|\}\}|\{([^\W\d]\w*)\}|([{}])")  # doubled braces, a plain field, and a brace that is neither
 FAILS_AGAIN = "again"  # code of an error of a training that the same settings are likely to cause again
 PROBLEM_FACTS = ("also", "fix", "place", "topic", "code")  # of a problem, besides its option and its text
 
 
 def printable_text(value: Any) -> str:
-    # Python keeps bytes of file names that are not UTF-8 as surrogates, which no file or browser takes: show \xe9.
-    return SURROGATES.sub(_escape_surrogate, str(value))
+    """Return text for people, with characters that are not to be shown as escapes: names of files may hold any.
+
+    Python keeps bytes of file names that are not UTF-8 as surrogates, which no file or browser takes: show \\xe9.
+    """
+    text = str(value)
+    return text if text.isprintable() else OBEYED.sub(_escape, text)
 
 
-def _escape_surrogate(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+    code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 class Message:
@@ -161,7 +169,7 @@ class Problem(Message):
 
     def __str__(self) -> str:
         blank = " " if self.option and not self.template.startswith(":") else ""
-        return f"{self.place}{self.option}{blank}{super().__str__()}"
+        return f"{printable_text(self.place + self.option)}{blank}{super().__str__()}"
 
     @property
     def _parts(self) -> tuple[Any, ...]:

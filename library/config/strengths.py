@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from library.config.pasted import pasted_path, strip_pasted
+from library.config.pasted import lines_of, pasted_path, strip_pasted
 from library.config.problems import ConfigError, Problem
 from library.config.values import join_words, parse_finite, quoted, split_strength, split_words
 
@@ -15,7 +15,11 @@ NUMERIC = " :=0123456789.,-+"  # what a strength without a file is made of
 
 
 def split_files(text: str) -> list[str]:
-    """Split text with several FILE:0.8 at blanks; one file whose name holds blanks or a quote needs no quotes."""
+    """Split text with several FILE:0.8 at line ends and blanks; a file whose name holds blanks or a quote needs no
+    quotes if nothing else is in its line.
+    """
+    if len(lines := lines_of(text)) > 1:
+        return [file for line in lines for file in split_files(line)]
     with contextlib.suppress(ConfigError):
         words = split_words(text)
         is_quoted = '"' in text and join_words(words) == text.strip()  # as forms write names with blanks

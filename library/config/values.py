@@ -17,8 +17,10 @@ from typing import Any
 
 from library.config.choice_words import word_of_choice
 from library.config.common_names import COMMON_NAMES, DATASET_NAMES
+from library.config.hub_names import about_secret
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.pasted import expand_home, meant_on_drive, strip_pasted
+from library.config.outside_text import refuse_half_characters
+from library.config.pasted import expand_home, lines_of, meant_on_drive, strip_pasted
 from library.config.problems import ConfigError, Message, MessageLike, Problem, raise_if_any
 
 TYPE_WORDS = {
@@ -163,6 +165,8 @@ class Option:
     def _split_items(self, value: Any) -> list[Any]:
         if isinstance(value, list | tuple):  # words of a command line may contain commas
             are_words = self.type in (int, float)
+            if self.kind in ("file", "files", "folder"):  # no path has a line end
+                value = [line for item in value for line in (lines_of(item) if isinstance(item, str) else [item])]
             parts = (self._split_items(v) if are_words and isinstance(v, str) and v.strip() else [v] for v in value)
             return [item for part in parts for item in part]
         if not isinstance(value, str):
@@ -176,11 +180,15 @@ class Option:
         return split_words(value.replace(",", " "))
 
     def _read_one(self, value: Any) -> Any:
+        if isinstance(value, str):
+            refuse_half_characters(value, in_path=self.kind in ("file", "files", "folder"))
         if self.kind in ("file", "files", "folder"):
             value = expand_home(strip_pasted(value) if isinstance(value, str) else value)
             if isinstance(value, str) and not value.startswith("data:"):  # the thumbnail may be in the option itself
                 path = self.path_in(value)
                 file, _, words = path.rpartition(":")  # words in place of the strength have a message of their own
+                if problem := about_secret(self.name, path):  # before any message shows the value
+                    raise ConfigError(problem.replaced(option=""))
                 is_strength = self.hints.get("weighted") and len(file) > 1 and not re.search(r"[\\/]", words)
                 _check_path_text(file if is_strength else path)
         try:

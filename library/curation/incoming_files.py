@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from library.config.outside_files import open_regular
 from library.config.outside_text import NO_TEXT
 from library.config.problems import ConfigError, Message
 from library.config.values import RESERVED
@@ -100,7 +101,7 @@ def check_content(path: Path, name: str) -> None:
 def checksum(path: Path, num_bytes: int) -> int:
     """Return the CRC-32 of the first `num_bytes` bytes of a file, to tell files apart; not secure against forgery."""
     crc = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while num_bytes > 0 and (piece := file.read(min(num_bytes, 1 << 20))):
             crc, num_bytes = zlib.crc32(piece, crc), num_bytes - len(piece)
     return crc

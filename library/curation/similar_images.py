@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
+from library.config.outside_files import open_regular
 from library.config.problems import ConfigError, Message, Report
 from library.curation import thumbs
 
@@ -31,7 +32,7 @@ def same_bytes(files: Iterable[tuple[str, int]], report: Report | None = None) -
         if report:
             report(Message("comparing files"), at, len(doubtful))
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 by_content[hashlib.file_digest(file, "blake2b").hexdigest()].append(path)
         except OSError:
             continue

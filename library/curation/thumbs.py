@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from library.config.outside_files import check_regular
 from library.config.problems import ConfigError, require_choice
 from library.data import orientation
 from library.data.pixels import extensions, unreadable_image
@@ -63,6 +64,7 @@ def open_image(path: str | Path) -> Image.Image:
     """Open an image after checks of its header and size. Raises ConfigError when they fail."""
     extensions()  # registers the decoders of AVIF and JPEG XL
     try:
+        check_regular(path)
         image = Image.open(path)
     except Exception as error:  # decoders' exceptions have no common class
         raise unreadable_image(path, error) from error

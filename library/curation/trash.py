@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import LIST, read_regular
 from library.config.places import real_place
 from library.config.problems import ConfigError, Message, Report
 from library.data.threads import spread
@@ -239,7 +240,7 @@ def _folders_below(place: Path) -> list[Path]:
 
 def _read_change_facts(folder: Path) -> JsonObject:
     try:
-        facts = layout.parse_facts((folder / ABOUT).read_bytes())
+        facts = layout.parse_facts(read_regular(folder / ABOUT, layout.MAX_RECORD))
     except (OSError, ValueError):
         return {}
     return facts if layout.finite_number(facts.get("when")) is not None else {}
@@ -248,10 +249,10 @@ def _read_change_facts(folder: Path) -> JsonObject:
 def _journal_lines(folder: Path) -> Iterator[JsonObject]:
     """Yield the lines of the journal. An incomplete last line is skipped: its step was not started."""
     try:
-        text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
+        content = read_regular(folder / JOURNAL, LIST)
     except OSError:
         return
-    for line in text.splitlines():
+    for line in content.decode("ascii", "replace").splitlines():
         try:
             if step := layout.parse_facts(line):
                 yield step
@@ -386,6 +387,6 @@ def _inside(root: Path, path: Path, trash_folder: Path | None = None) -> Path:
 def _read_text_of(path: Path) -> str | None:
     """Return the text of a file, with bytes that are not UTF-8 as surrogate escapes. None: there is no file."""
     try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
+        return read_regular(path, LIST).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None

@@ -5,7 +5,7 @@ the dtype, which is stripped here.
 """
 
 import io
-import json
+import os
 import re
 import zipfile
 import zlib
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import load
 
+from library.config.outside_files import check_regular, parse_json, read_regular
 from library.config.problems import SURROGATES
 from library.files import write_atomic
 
@@ -59,11 +60,12 @@ class CacheFile(Protocol):
 @contextmanager
 def open_cache_file(file: str) -> Iterator[CacheFile]:
     """Open a file of either format; raise one of BROKEN if it is damaged."""
+    size = check_regular(file).st_size if os.path.exists(file) else 0  # a missing one raises FileNotFoundError below
     if file.endswith(".safetensors"):
-        if Path(file).stat().st_size > MAX_CACHE_BYTES:
+        if size > MAX_CACHE_BYTES:
             raise ValueError("it is too large for a cache")
         if SURROGATES.search(file):
-            yield _Safetensors(_InMemory(Path(file).read_bytes()))
+            yield _Safetensors(_InMemory(read_regular(file, MAX_CACHE_BYTES)))
             return
         with safe_open(file, "pt") as archive:
             yield _Safetensors(archive)
@@ -107,14 +109,27 @@ def _write_npz(path: Path, content: Mapping[str, np.ndarray]) -> None:
             archive.writestr(f"{name}.npy", packed.getbuffer(), kind)
 
 
+@contextmanager
+def _damage_as_value_error() -> Iterator[None]:
+    """Turn any other error of a reader into ValueError, as damage and malice have no common class."""
+    try:
+        yield
+    except BROKEN:
+        raise
+    except Exception as e:
+        raise ValueError(f"it is damaged: {type(e).__name__}") from e
+
+
 class _Npz:
     def __init__(self, npz: Any) -> None:
         self._npz, self.names = npz, tuple(npz.files)
         self.facts = self.names
 
+    @_damage_as_value_error()
     def array(self, name: str) -> np.ndarray:
         return self._npz[name]
 
+    @_damage_as_value_error()
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self.names:
             return ()
@@ -126,7 +141,7 @@ class _Npz:
             return read_header(f)[0]
 
     def fact(self, name: str) -> str | None:
-        return str(self._npz[name]) if name in self.names else None
+        return str(self.array(name)) if name in self.names else None
 
 
 class _InMemory:
@@ -135,7 +150,7 @@ class _InMemory:
     def __init__(self, content: bytes) -> None:
         self._tensors = load(content)
         # The first 8 bytes are the length of the header, which is JSON.
-        head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        head = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")], "The header")
         self._texts: dict[str, str] = head.get("__metadata__", {})
 
     def keys(self) -> list[str]:
@@ -158,10 +173,12 @@ class _Safetensors:
         self._texts: dict[str, str] = archive.metadata() or {}
         self.names, self.facts = tuple(self._full), tuple(self._texts)
 
+    @_damage_as_value_error()
     def array(self, name: str) -> np.ndarray:
         tensor = self._archive.get_tensor(self._full[name])
         return (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
 
+    @_damage_as_value_error()
     def shape(self, name: str) -> tuple[int, ...]:
         full = self._full.get(name)
         return tuple(self._archive.get_slice(full).get_shape()) if full else ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import parse_json
 from library.config.problems import ConfigError
 from library.data import cache_files, identity, stamps
 from library.data.buckets import BucketFit, Size, crop_ltrb
@@ -310,7 +311,7 @@ def _stamp(file: CacheFile, tail: str) -> JsonObject | None:
     text = file.fact(MADE_FROM + tail)
     if text is None:
         return None
-    stamp = json.loads(text)
+    stamp = parse_json(text, MADE_FROM)
     return stamp if isinstance(stamp, dict) else {}
 
 
@@ -319,8 +320,9 @@ def _same_crop(file: CacheFile, entry: LatentEntry) -> bool:
     if entry.cache.architecture:
         return (file.fact("width"), file.fact("height")) == tuple(map(str, entry.size))
     size, crop = file.array("original_size" + entry.tail), file.array("crop_ltrb" + entry.tail)
-    same_size = tuple(int(side) for side in size) == entry.size
-    return same_size and np.allclose(crop, crop_ltrb(entry.fit.bucket, entry.size), atol=1.0)
+    if (size.shape, crop.shape) != ((2,), (4,)) or not {size.dtype.kind, crop.dtype.kind} <= set("iuf"):
+        return False
+    return tuple(size) == entry.size and np.allclose(crop, crop_ltrb(entry.fit.bucket, entry.size), atol=1.0)
 
 
 def _same_options(file: CacheFile, options: JsonMapping) -> bool:

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from library.config.dataset import DatasetConfig, SubsetConfig
-from library.config.outside_files import load_json
+from library.config.outside_files import load_json, open_regular
 from library.config.problems import ConfigError, Message, Problem, counted, join_messages
 from library.config.run_config import RunConfig
 from library.data.folders import about_images, some_files
@@ -156,7 +156,7 @@ def digest_image(path: str) -> str:
 @lru_cache(maxsize=1 << 18)
 def _digest_pieces(path: str, modified: int, num_bytes: int) -> str:
     del modified  # it is only part of the cache key
-    with open(path, "rb") as f:
+    with open_regular(path) as f:
         pieces = [num_bytes.to_bytes(8)]
         for offset in (0, num_bytes // 2, max(0, num_bytes - PIECE_BYTES)):
             f.seek(offset)

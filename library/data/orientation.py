@@ -6,6 +6,9 @@ from typing import BinaryIO
 
 from PIL import Image
 
+from library.config.outside_files import open_regular
+from library.data.image_files import opened_image
+
 Version = tuple[str, int, int]  # of a file: path, time and length
 UPRIGHT = 1
 TAG = 0x0112
@@ -76,10 +79,10 @@ def _of_file(path: str, num_bytes: int) -> int:
         return UPRIGHT
     try:
         if path.lower().endswith(".png"):
-            with open(path, "rb") as f:
+            with open_regular(path) as f:
                 if not _has_exif(f):
                     return UPRIGHT
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return orientation_of(image)
     except Exception:
         return UPRIGHT

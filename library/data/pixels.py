@@ -12,9 +12,11 @@ import imagesize
 import numpy as np
 from PIL import Image, features
 
+from library.config.outside_files import open_regular
 from library.config.problems import ConfigError, Problem, first_line
 from library.config.run_config import RunConfig
 from library.data.augment import View
+from library.data.image_files import opened_image, room_to_decode
 from library.data.orientation import MAX_KNOWN, Version, note_orientation, orientation, turned_size, upright
 
 # OpenCV's constants as numbers, so that this table does not load it. Nearest is INTER_NEAREST_EXACT, as in sd-scripts.
@@ -81,7 +83,7 @@ def header_size(path: str, modified: int, num_bytes: int) -> tuple[int, int]:
             return int(size[0]), int(size[1])
     try:
         extensions()
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return image.size
     except Exception:
         return 0, 0
@@ -94,13 +96,13 @@ def check_file(path: str, whole: bool = True) -> str:
     """
     try:
         extensions()
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             with Image.open(file) as image:
                 _keep_facts(path, file, image)
                 if _is_undamaged(file, image, whole):
                     return ""
             file.seek(0)
-            with Image.open(file) as image:
+            with Image.open(file) as image, room_to_decode(image):
                 image.load()
     except Exception as e:
         return _decoding_error(e)
@@ -115,7 +117,7 @@ def has_transparency(path: str) -> bool:
         if remembered is not None:
             return remembered
         extensions()
-        with open(path, "rb") as file, Image.open(file) as image:
+        with open_regular(path) as file, Image.open(file) as image:
             return _keep_facts(path, file, image)
     except Exception:
         return False
@@ -137,7 +139,7 @@ def hides_colours(path: str, modified: int, num_bytes: int) -> bool:
     """Return whether an image has transparent areas; decodes it. Time and length are part of the cache key."""
     del modified, num_bytes
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return bool(image.has_transparency_data) and _alpha_least(image) < 255
     except Exception:
         return False
@@ -158,7 +160,7 @@ def read_pixels(path: str | Path, how: Decoding = AS_STORED, alpha: bool = False
     """
     extensions()
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             oriented = upright(image) if how.upright else image
             if how.ground and oriented.has_transparency_data:
                 return np.asarray(_over(oriented, how.ground, alpha))
@@ -189,7 +191,7 @@ def wide_values(path: str | Path) -> np.ndarray | None:
     """
     extensions()
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return np.asarray(image) if image.mode.startswith(("I", "F")) else None
     except Exception as e:
         raise unreadable_image(path, e) from e

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from library.config.outside_files import open_regular
+
 if TYPE_CHECKING:
     from library.data.images import ControlImage
 
@@ -35,7 +37,7 @@ def same_image(image: str, stamp: Any) -> bool:
 
 
 def _hash(file: str) -> str:
-    with open(file, "rb") as f:
+    with open_regular(file) as f:
         return hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 

@@ -4,16 +4,16 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from PIL import Image as Pillow
-
 from library.config.problems import Problem, counted
 from library.data.folders import about_images, some_files
 from library.data.held_out import digest_image
+from library.data.image_files import opened_image
 from library.data.images import Image
 from library.data.threads import spread
 
 MAX_DECODED_IMAGES = 100  # images that are decoded to look for a single colour
-MAX_DECODED_PIXELS = 2**26  # of an image that is decoded
+MAX_DECODED_PIXELS = 2**25  # of an image that is decoded
+AS_DECODED = ("L", "LA", "RGB", "RGBA")  # modes whose values are compared as they are, as a copy takes as much memory
 PIXELS_PER_BYTE = 40  # an image of a single colour has more: 85 in JPEG, hundreds in PNG
 HEAD_BYTES = 800  # a file's header and metadata
 COLOUR_NOISE = 3  # the smallest difference in brightness that counts; JPEG adds less
@@ -53,10 +53,11 @@ def _find_plain(sides: dict[str, tuple[int, int]], sizes: dict[str, int]) -> Ite
 
 def _is_plain(path: str) -> bool:
     try:
-        with Pillow.open(path) as image:
+        with opened_image(path) as image:
             image.draft("RGB", (64, 64))  # an eighth of a JPEG's size is enough and decodes quickly
-            bands = image.convert("RGBA").split()
-            extremes = [band.getextrema() for band in bands]
+            has_key = "transparency" in image.info  # a colour that is transparent
+            plain = image if image.mode in AS_DECODED and not has_key else image.convert("RGBA")
+            extremes = [plain.getchannel(band).getextrema() for band in plain.getbands()]
     except Exception:  # any error of a decoder; damaged images are reported elsewhere
         return False
     ranges = [high - low for low, high in extremes if isinstance(low, int) and isinstance(high, int)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from library.config.outside_files import MAX_SETTINGS_BYTES, read_regular
 from library.config.pasted import pasted_path
 from library.config.problems import ConfigError, Message, Report, either
 from library.downloads import hub
@@ -78,7 +79,7 @@ def find_model_folder(text: str, kind: FolderFiles, into: Path, report: Report) 
 
 def _is_complete(folder: Path, name: str) -> bool:
     try:
-        marker = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+        marker = json.loads(read_regular(folder / COMPLETE, MAX_SETTINGS_BYTES))
         sizes = marker["files"].items() if marker["repository"] == name else ()
         return bool(sizes) and all((folder / file).stat().st_size == size for file, size in sizes)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

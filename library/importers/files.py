@@ -34,6 +34,7 @@ from library.importers.builder import Configs, settle_values
 from library.importers.named_files import MayRead, everything, with_config_file, with_named_files
 from library.importers.result import Imported
 from library.importers.shared import load_tables, tables_of_list
+from library.importers.short_messages import short_errors, short_message, short_report
 
 # The first that recognises a file reads it, so an importer whose test also fits other programs' files comes later.
 IMPORTERS = (
@@ -54,6 +55,7 @@ PROGRAMS = (*(reader.TRAINER for reader in IMPORTERS), FLAT)
 SUFFIXES = (".json", ".toml", ".yaml", ".yml", ".safetensors", *command_line.SUFFIXES, simpletuner_env.ENV_SUFFIX)
 
 
+@short_errors()
 def import_file(
     path: str | Path, configs: Configs, script: str = "", preferred: Sequence[str] = (), may_read: MayRead = everything
 ) -> Imported:
@@ -99,6 +101,7 @@ def _unread_config(name: object) -> Problem:
     return Problem("", template, path=str(name))
 
 
+@short_errors()
 def refuse_dataset(settings: JsonMapping, path: Path) -> None:
     """Raise ConfigError for a file that contains only data sets and no training."""
     kind = next((kind for kind in DATASETS if kind.is_dataset(settings)), None)
@@ -119,6 +122,7 @@ def is_foreign_dataset(settings: JsonMapping) -> bool:
     return any(kind.is_dataset(settings) for kind in DATASETS)
 
 
+@short_errors()
 def convert_foreign_dataset(settings: JsonMapping) -> tuple[str, list[MessageLike]]:
     """Convert data sets of another trainer to the text of a dataset file, and a sentence for each key that was left
     out."""
@@ -127,9 +131,10 @@ def convert_foreign_dataset(settings: JsonMapping) -> tuple[str, list[MessageLik
     if DATASETS[kind].APPLIES_EXIF:
         template = "{trainer} turns images as their EXIF orientation says: set exif_rotation = true in the training"
         notes = [*notes, Message(template, trainer=DATASETS[kind].TRAINER)]
-    return text, notes
+    return text, [short_message(note) for note in notes]
 
 
+@short_errors()
 def import_content(
     settings: JsonMapping, configs: Configs, script: str = "", preferred: Sequence[str] = ()
 ) -> Imported:
@@ -149,8 +154,8 @@ def import_content(
         if reader.APPLIES_EXIF and "exif_rotation" not in builder.values:
             builder.assume("exif_rotation", True)
             builder.keep("exif_rotation")
-        return settle_values(builder, configs)
-    return settle_values(flat.read_flat_file(settings, configs, script, preferred), configs)
+        return short_report(settle_values(builder, configs))
+    return short_report(settle_values(flat.read_flat_file(settings, configs, script, preferred), configs))
 
 
 def _refuse_programs(settings: JsonMapping) -> None:
@@ -178,12 +183,14 @@ def _is_named(script: str, stem: str, configs: Configs) -> bool:
     return script in stem if script.startswith(configs[script].family) else script == stem
 
 
+@short_errors()
 def is_foreign_config(settings: JsonMapping) -> bool:
     """Return whether a config is of another trainer. Raises ConfigError for one of a program that is not read."""
     _refuse_programs(settings)
     return any(reader.recognises(settings) for reader in IMPORTERS)
 
 
+@short_errors()
 def parse_file(path: Path) -> JsonObject:
     """Parse a JSON, TOML or YAML file, a command, or the header of a LoRA. Raises ConfigError when that fails."""
     suffix = path.suffix.lower()

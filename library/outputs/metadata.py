@@ -11,12 +11,14 @@ import mimetypes
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import check_file_size, read_regular
+from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import option_values
 from library.config.sections import AdapterRun
@@ -42,6 +44,7 @@ OPTIONS = (
 # Written even with no_metadata.
 MINIMAL_KEYS = ("v2", "base_model_version", "network_module", "network_dim", "network_alpha", "network_args")
 JSON = ("network_args", "datasets", "tag_frequency", "dataset_dirs", "reg_dataset_dirs", "bucket_info")
+MAX_THUMBNAIL_BYTES = 16_000_000  # a header has at most 100 MB
 EXTRAS = ("usage_hint", "merged_from", "trigger_phrase", "preprocessor", "is_negative_embedding")
 PLAIN_TEXTS = ("author", "description", "license", "tags")
 
@@ -186,10 +189,21 @@ def _thumbnail(value: str | None) -> str | None:
     """Return an image file as a data URL; a data URL is unchanged."""
     if not value or value.startswith(("data:", "http")):
         return value
-    if not Path(value).is_file():
+    try:
+        content = read_regular(value, MAX_THUMBNAIL_BYTES)
+    except OSError:  # `thumbnail_notes` remarks on it
         return None
     kind = mimetypes.guess_type(value)[0] or "image/jpeg"
-    return f"data:{kind};base64,{base64.b64encode(Path(value).read_bytes()).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def thumbnail_notes(value: str | None) -> Iterator[Problem]:
+    """Yield why a result has no thumbnail: its file is missing, too large for a header, or no file."""
+    if value and not value.startswith(("data:", "http")):
+        try:
+            check_file_size(value, MAX_THUMBNAIL_BYTES)
+        except ConfigError as e:
+            yield from (Problem("metadata_thumbnail", ": {why}", why=problem) for problem in e.problems)
 
 
 def _metadata_texts(facts: JsonMapping) -> dict[str, str]:

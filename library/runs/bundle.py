@@ -7,6 +7,7 @@ caption or prompt are removed; of a line that names a user's file, only the part
 import io
 import json
 import zipfile
+from collections import deque
 from collections.abc import Iterator
 
 from library.config.json_types import JsonObject
@@ -100,7 +101,8 @@ def _redacted_facts(run: reader.RecordedRun, clean: "redaction.Redactor") -> Jso
 
 
 def _events(run: reader.RecordedRun, clean: "redaction.Redactor") -> Iterator[JsonObject]:
-    for event in reader.read_events(run.folder)[0][-NEWEST:]:
+    newest = deque((event for event, _ in reader.new_events(run.folder) if event), NEWEST)
+    for event in newest:
         kind = event.get("kind")
         if names := EVENTS.get(str(kind)):
             yield {"t": event.get("t"), "kind": kind, **{n: clean.inside(event[n]) for n in names if n in event}}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from library.config.outside_files import open_regular
 from library.config.problems import ConfigError
 from library.runs import layout, notes, reader
 from library.runs.written_files import sample_file
@@ -22,9 +23,9 @@ def export_run(run: reader.RecordedRun) -> IO[bytes]:
     packed = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         with zipfile.ZipFile(packed, "w") as archive:
-            for name in FILES:
-                if (run.folder / name).is_file():
-                    _add(archive, run.folder / name, name, zipfile.ZIP_DEFLATED)
+            for path in (run.folder / name for name in FILES):
+                if path.is_file() and not path.is_symlink():  # a link may lead to a private file
+                    _add(archive, path, path.name, zipfile.ZIP_DEFLATED)
             for path in sorted(_samples(run)):
                 _add(archive, path, f"samples/{path.name}", zipfile.ZIP_STORED)
     except OSError as error:
@@ -38,7 +39,7 @@ def _add(archive: zipfile.ZipFile, path: Path, name: str, method: int) -> None:
     # A file that grows meanwhile would not fit the size that ZipFile.write notes first.
     entry = zipfile.ZipInfo(name)
     entry.compress_type = method
-    with path.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
+    with open_regular(path) as source, archive.open(entry, "w", force_zip64=True) as target:
         shutil.copyfileobj(source, target)
 
 

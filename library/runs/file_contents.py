@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from library.config.json_types import JsonObject
+from library.config.outside_files import read_regular
+from library.config.outside_text import with_line_feeds
 from library.config.problems import Message, MessageLike
 from library.runs import job_files, layout
 
@@ -39,10 +41,10 @@ def _lines_of(path: str, written: tuple[int, int, int]) -> tuple[str, ...] | Non
     if not written[0] > 0 or written[1] > MAX_BYTES:
         return None
     try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            lines = [line.strip() for line in file]
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig", "replace")
     except OSError:
         return None
+    lines = [line.strip() for line in with_line_feeds(text).split("\n")]
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from library.config.formats import toml_value
 from library.config.json_types import JsonObject
-from library.config.outside_files import parse_toml
+from library.config.outside_files import parse_toml, read_bytes
 from library.config.problems import ConfigError
 from library.config.schema import flatten_sections
 from library.files import write_atomic
@@ -62,7 +62,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     """Copy files into a folder, each under the name of its option. Return the copies by option."""
     copies = {option: folder / f"{option}{path.suffix.lower()}" for option, path in files.items()}
     for option, copy in copies.items():
-        write_atomic(copy, files[option].read_bytes())
+        write_atomic(copy, read_bytes(files[option], MAX_BYTES))
     return copies
 
 

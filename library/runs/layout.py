@@ -10,13 +10,14 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from library.config import problems, stored_messages
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import open_regular, read_regular
 from library.config.values import LONGEST_PATH
 from library.files import PAUSES_OF_READERS, json_text, patiently, write_atomic
 
@@ -44,6 +45,9 @@ FACT_TYPES: Mapping[str, tuple[type, ...]] = {
 MAX_FACT = 2**53  # maximum numeric fact
 MAX_DIGITS = 20  # of a whole number; seeds have up to 20
 MAX_NESTING = 50  # of lists and tables
+MAX_RECORD = 16_000_000  # bytes of a file with facts; real ones have a thousandth of it
+MAX_REQUEST = 100  # bytes of a request to stop
+MAX_EVENT = 200_000  # bytes of a line of progress.jsonl; real ones have a hundredth of it
 PLACES = ("folder", "output_dir")  # facts that are paths
 TEXTS = "texts"
 SECRETS = ("wandb_api_key", "huggingface_token")
@@ -65,7 +69,8 @@ def is_run_id(text: Any) -> bool:
 def stop_asked(folder: Path) -> str:
     """Return the stop requested for this run: one of STOPS, "" for none."""
     try:
-        request = (folder / STOP).read_text(encoding="utf-8", errors="replace").strip()
+        with open_regular(folder / STOP) as file:
+            request = file.read(MAX_REQUEST).decode("utf-8", "replace").strip()
     except OSError:
         return ""
     return request if request in STOPS[1:] else "after_step"
@@ -80,7 +85,8 @@ def load_facts(path: Path) -> JsonObject:
     object.
     """
     try:
-        facts = parse_facts(patiently(partial(path.read_text, encoding="utf-8"), PAUSES_OF_READERS))
+        content = patiently(partial(read_regular, path, MAX_RECORD), PAUSES_OF_READERS)
+        facts = parse_facts(content.decode("utf-8"))
     except (OSError, ValueError):
         return {}
     renamed = {OLD_NAMES.get(name, name): value for name, value in facts.items()}
@@ -157,6 +163,20 @@ def parse_facts(text: str | bytes) -> JsonObject:
         return stored_messages.restored(facts, texts) if texts else facts
     except (AttributeError, KeyError, TypeError, RecursionError):  # written by another version, or by hand
         return facts
+
+
+def event_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield the complete lines of an opened progress.jsonl, and the byte after each; one beyond MAX_EVENT as b""."""
+    end = file.tell()
+    while line := file.readline(MAX_EVENT):
+        is_whole = len(line) < MAX_EVENT or line.endswith(b"\n")
+        size = len(line)
+        while not line.endswith(b"\n"):
+            if not (line := file.readline(MAX_EVENT)):
+                return  # it is still being written
+            size += len(line)
+        end += size
+        yield line if is_whole else b"", end
 
 
 def _whole_number(digits: str) -> int | None:

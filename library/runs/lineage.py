@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject, as_float
-from library.config.outside_files import load_toml
+from library.config.outside_files import load_toml, open_regular, read_regular
 from library.config.problems import ConfigError
 from library.files import STATE_FACTS
 from library.runs import layout, registry
@@ -12,7 +12,7 @@ from library.runs import layout, registry
 def step_of(state: Path) -> int | None:
     """Return the step after which a state was saved; None if it is no state."""
     try:
-        step = layout.parse_facts((state / STATE_FACTS).read_bytes()).get("current_step")
+        step = layout.parse_facts(read_regular(state / STATE_FACTS, layout.MAX_RECORD)).get("current_step")
     except (OSError, ValueError):
         return None
     return step if isinstance(step, int) else None
@@ -33,8 +33,8 @@ def parent_run(folder: Path) -> tuple[Path, int | None] | None:
 def _before_first(folder: Path) -> int | None:
     """Return the step before the first recorded step of a run."""
     try:
-        with (folder / layout.PROGRESS).open(encoding="utf-8") as lines:
-            first = next((line for line in lines if '"kind": "step"' in line and line.endswith("\n")), "{}")
+        with open_regular(folder / layout.PROGRESS) as file:
+            first = next((line for line, _ in layout.event_lines(file) if b'"kind": "step"' in line), b"{}")
         step = layout.parse_facts(first).get("step")
     except (OSError, ValueError):
         return None

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from library.config.outside_files import open_regular
 from library.config.problems import ConfigError
 from library.files import remove, write_atomic
 
@@ -13,7 +14,7 @@ MAX_NOTE_BYTES = 4 * MAX_NOTE_LENGTH
 def read_note(folder: Path) -> str:
     """Return the note about the run in this folder, "" without one."""
     try:
-        with (folder / NOTE).open("rb") as file:
+        with open_regular(folder / NOTE) as file:
             text = file.read(MAX_NOTE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, Message, MessageLike, Problem, counted
 from library.files import remove, write_atomic
 from library.runs import gpu_slots, job_files, layout, locking, process, reader, registry, resume, start
@@ -221,8 +222,8 @@ def duplicate(entry_id: str) -> QueueEntry:
 def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
     """Return the job of an entry. Raises ConfigError if its config is gone."""
     try:
-        toml = _entry_toml(entry).read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
+        toml = read_outside_text(_entry_toml(entry))
+    except ConfigError:
         raise ConfigError(
             "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from library.config.command import named_gpus
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import MessageLike
+from library.config.outside_files import read_outside_text
+from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, file_contents, forecast, gpu_slots, job_files, layout, queue, reader, resume
 
 # Options that differ between any two trainings.
@@ -167,9 +168,8 @@ def entry_values(entry: queue.QueueEntry) -> JsonObject:
 def _values_of_file(path: str, written: tuple[int, int, int]) -> JsonObject:
     # `written` is part of the cache's key, as the page asks every second.
     try:
-        with open(path, encoding="utf-8") as file:
-            return job_files.values_of(file.read())
-    except (OSError, ValueError):
+        return job_files.values_of(read_outside_text(path))
+    except ConfigError:
         return {}
 
 

@@ -5,13 +5,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import open_regular
 from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, layout, lineage, process, registry
 
@@ -19,6 +21,9 @@ SILENCE = 60.0  # a run on another machine counts as ended after this many secon
 FRESH = 6.0  # a heartbeat this recent (seconds) outweighs a differing start time of the process
 LAUNCH_TIMEOUT = 30.0  # seconds until a prepared run's launcher must be on record
 MAX_EVENTS_PER_KIND = 5000  # maximum events per kind
+MAX_KINDS = 50  # a run has fewer
+MAX_HELD_BYTES = 20_000_000  # of the lines of the events in memory; real runs have a tenth of it
+MAX_RATES, MAX_RATE_NAME = 200, 200  # learning rates of a step, and the characters of their names
 
 POINTS = 1500  # maximum points; a longer curve is thinned, as no screen can show more
 
@@ -198,7 +203,7 @@ def log_end(folder: Path, lines: int = 200, size: int = 65536) -> LogEnd:
     """Return the end of a run's log. Reads only the end of the file."""
     file = folder / layout.LOG
     try:
-        with file.open("rb") as log:
+        with open_regular(file) as log:
             log.seek(0, 2)
             begin = max(0, log.tell() - size)
             log.seek(begin)
@@ -216,27 +221,29 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
 
 
 def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Return the events after byte `since` of a run's progress.jsonl, and the byte to continue from. An incomplete line
-    waits for the next call; a broken one is skipped.
+    """Return the events after byte `since` of a run's progress.jsonl, and the byte to continue from. For a run of this
+    program's own; those of others may fill the memory, so read them one by one with `new_events`.
+    """
+    read = [*new_events(folder, since)]
+    return [event for event, _ in read if event], read[-1][1]
+
+
+def new_events(folder: Path, since: int = 0) -> Iterator[tuple[JsonObject, int]]:
+    """Yield the events after byte `since` of a run's progress.jsonl, each with the byte to continue from, and at last
+    that byte alone. An incomplete line waits for the next call; a broken one is skipped.
     """
     try:
-        with (folder / layout.PROGRESS).open("rb") as progress:
-            progress.seek(0, 2)
-            since = since if 0 <= since <= progress.tell() else 0
-            progress.seek(since)
-            data = progress.read()
+        with open_regular(folder / layout.PROGRESS) as progress:
+            length = progress.seek(0, 2)
+            end = since if 0 <= since <= length else 0
+            progress.seek(end)
+            for line, end in layout.event_lines(progress):
+                with contextlib.suppress(ValueError):
+                    if event := layout.parse_facts(line):
+                        yield event, end
     except OSError:
-        return [], 0
-    complete_lines = data[: data.rfind(b"\n") + 1]
-    events = []
-    for line in complete_lines.splitlines():
-        try:
-            event = layout.parse_facts(line)
-        except ValueError:
-            continue
-        if event:
-            events.append(event)
-    return events, since + len(complete_lines)
+        end = 0
+    yield {}, end
 
 
 class RunProgress:
@@ -248,6 +255,8 @@ class RunProgress:
         self.last: JsonObject = {}  # the newest step line
         self.phase: JsonObject | None = None  # current work outside the steps
         self.events: dict[str, deque[JsonObject]] = {}  # the newest events of every other kind
+        self._sizes: dict[str, deque[int]] = {}  # bytes of their lines
+        self._held = 0  # sum of these
         self._path = os.path.join(folder, layout.PROGRESS)
         self._read = (0, 0, 0)  # signature of the file at the last read
         self._lock = threading.Lock()
@@ -263,12 +272,13 @@ class RunProgress:
             if written == self._read:
                 return self
             self._read = written  # later writes change the signature
-            new_events, self.offset = read_events(self.folder, self.offset)
-            for event in new_events:
-                self._take(event)
+            for event, end in new_events(self.folder, self.offset):
+                if event:
+                    self._take(event, max(end - self.offset, 0))
+                self.offset = end
         return self
 
-    def _take(self, event: JsonObject) -> None:
+    def _take(self, event: JsonObject, size: int = 0) -> None:
         kind = event.get("kind")
         if kind == "step":
             self.last, self.phase = event, None
@@ -276,8 +286,18 @@ class RunProgress:
                 self.line.add(event["step"], float(event["loss"]), event.get("lr"))
         elif kind == "phase":
             self.phase = event
-        else:
-            self.events.setdefault(str(kind), deque(maxlen=MAX_EVENTS_PER_KIND)).append(event)
+        elif str(kind) in self.events or len(self.events) < MAX_KINDS:
+            self._hold(str(kind), event, size)
+
+    def _hold(self, kind: str, event: JsonObject, size: int) -> None:
+        """Keep an event, and forget the oldest of its kind beyond the limits."""
+        events, sizes = self.events.setdefault(kind, deque()), self._sizes.setdefault(kind, deque())
+        events.append(event)
+        sizes.append(size)
+        self._held += size
+        while events and (len(events) > MAX_EVENTS_PER_KIND or self._held > MAX_HELD_BYTES):
+            events.popleft()
+            self._held -= sizes.popleft()
 
 
 @lru_cache(maxsize=16)
@@ -296,4 +316,6 @@ def rates_by_name(rates: Any) -> dict[str, float]:
         return {"": float(rates)}
     if not isinstance(rates, Mapping):
         return {}
-    return {str(name): float(rate) for name, rate in rates.items() if isinstance(rate, int | float)}
+    # The record of a stranger may have any number of them.
+    first = [(str(name), rate) for name, rate in islice(rates.items(), MAX_RATES) if isinstance(rate, int | float)]
+    return {name: float(rate) for name, rate in first if len(name) <= MAX_RATE_NAME}

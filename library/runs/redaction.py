@@ -123,7 +123,7 @@ def redactor_for(run: reader.RecordedRun) -> Redactor:
         private.setdefault(file.parent.name, "<folder>")
         if file.suffix.lower() in PRIVATE_SUFFIXES:
             quoted |= set(_private_lines(file))
-    for event in reader.read_events(run.folder)[0]:
+    for event, _ in reader.new_events(run.folder):
         if event.get("kind") == "sample":
             quoted.add(str(event.get("prompt") or ""))
     quoted = {words for words in quoted if len(words) > SHORT}

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import IO
 
+from library.config.outside_files import open_regular, read_regular
 from library.files import write_atomic
 from library.runs import job_files, layout
 
@@ -34,10 +35,10 @@ class FolderCopy:
         for name in self._names:
             if name not in self._small:
                 with contextlib.suppress(OSError):
-                    self._small[name] = (self.folder / name).read_bytes()
+                    self._small[name] = read_regular(self.folder / name, job_files.MAX_BYTES)
         if self._log is None:
             with contextlib.suppress(OSError):
-                self._log = (self.folder / layout.LOG).open("rb")
+                self._log = open_regular(self.folder / layout.LOG)
 
     def restore(self) -> None:
         """Write missing files again; the console continues in the new log. Raises OSError."""
@@ -56,7 +57,7 @@ class FolderCopy:
                     if os.path.sameopenfile(number, self._log.fileno()):
                         os.dup2(fresh.fileno(), number)
         self._log.close()
-        self._log = log.open("rb")
+        self._log = open_regular(log)
 
     def close(self) -> None:
         # An open file keeps its disk from being unmounted.

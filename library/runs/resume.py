@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from library.config.json_types import JsonObject
-from library.config.problems import FAILS_AGAIN, Message, MessageLike, Problem, raise_if_any
+from library.config.outside_files import read_outside_text
+from library.config.problems import FAILS_AGAIN, ConfigError, Message, MessageLike, Problem, raise_if_any
 from library.runs import layout, reader
 from library.runs.lineage import step_of
 
@@ -63,8 +64,8 @@ def run_launch_options(run: reader.RecordedRun) -> JsonObject:
 def run_toml(run: reader.RecordedRun) -> str:
     """Return the config file of a run started by the page, "" for others."""
     try:
-        return (run.folder / layout.TOML).read_text(encoding="utf-8")
-    except OSError:
+        return read_outside_text(run.folder / layout.TOML)
+    except ConfigError:
         return ""
 
 

@@ -13,6 +13,7 @@ from library.runs import layout, lineage, reader
 
 MAX_POINTS = 3000  # maximum points of a column; beyond it every second one is left out
 MAX_RATES = 8  # maximum learning rates
+MAX_COLUMNS = 50  # a record of a stranger may name other rates at each step
 STEP_PARTS = ("data_s", "transfer_s", "compute_s")  # seconds of a step
 MAX_COMPARISONS = 20  # newest file comparisons to read
 MAX_COMPARISON_BYTES = 5_000_000
@@ -32,7 +33,8 @@ class Columns:
     def append(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Add a point; columns without a value get None."""
         for name in values.keys() - self.values.keys():
-            self.values[name] = [None] * len(self.steps)
+            if len(self.values) < MAX_COLUMNS:
+                self.values[name] = [None] * len(self.steps)
         self.steps.append(step)
         self.seconds.append(seconds)
         for name, column in self.values.items():
@@ -78,9 +80,9 @@ class RunSeries:
             if self._follows:
                 self._follow()
             self._read, before = written, self._offset
-            events, self._offset = reader.read_events(self.folder, before)
-            for event in events:
+            for event, end in reader.new_events(self.folder, before):
                 self._take(event)
+                self._offset = end
         return self
 
     def since(self, generation: int, steps: int, checks: int) -> JsonObject:

@@ -223,15 +223,15 @@ def windows_error(number: int, windows_number: int) -> OSError:
 
 def test_a_reader_of_facts_waits_until_they_are_replaced_on_windows(tmp_path, monkeypatch):
     layout.store(tmp_path / "run.json", {"state": "running"})
-    real, tries = Path.read_text, []
+    real, tries = layout.read_regular, []
 
-    def busy(path, **how):
+    def busy(path, max_bytes):
         tries.append(path)
         if len(tries) < 3:
             raise PermissionError(errno.EACCES, "being replaced")
-        return real(path, **how)
+        return real(path, max_bytes)
 
-    monkeypatch.setattr(Path, "read_text", busy)
+    monkeypatch.setattr(layout, "read_regular", busy)
     monkeypatch.setattr(files, "WINDOWS", False)
     assert layout.load_facts(tmp_path / "run.json") == {}  # elsewhere a file without rights is not waited for
     monkeypatch.setattr(files, "WINDOWS", True)

@@ -129,3 +129,14 @@ def test_a_leading_file_of_check_and_train_is_read_as_any_other(on_windows):
     for word in ("sdxl_train_network", "--config_file", ""):
         assert file_or_word(word) == word and with_config([word]) == [word]
     assert with_config([]) == []
+
+
+@pytest.mark.parametrize("name", ["base_weights", "sample_lora"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\n", " \n "])
+def test_files_in_lines_are_the_same_in_a_form_a_flag_and_a_file(name, end):
+    option = options_of(config_class("sdxl_train_network"))[name]
+    files = ("a.safetensors", "b.safetensors:0.5", "c.safetensors")
+    text = end.join(files)
+    for value in (text, [text], [*files], [end.join(files[:2]), files[2]], end + text + end, [end + text + end]):
+        assert option.read(value) == files, value
+    assert option.read(f"my cat.safetensors{end}b.safetensors")[-1] == "b.safetensors"

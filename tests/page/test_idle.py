@@ -126,7 +126,7 @@ def test_a_record_is_read_when_it_was_written_and_not_with_each_request(tmp_path
     with Record.start({}, "sdxl_train_network", tmp_path, "cat") as record, monkeypatch.context() as patched:
         changes(record.id)
         opened = []
-        for module, name in ((reader, "read_events"), (layout, "load_facts")):
+        for module, name in ((reader, "new_events"), (layout, "load_facts")):
             real = getattr(module, name)
             patched.setattr(
                 module, name, lambda *arguments, real=real: (opened.append(arguments[0]), real(*arguments))[1]

@@ -10,8 +10,9 @@ from kohya_gui.form import compare
 from kohya_gui.runs import differences
 from library.config.building import build_config
 from library.config.formats import toml_value
+from library.config.problems import ConfigError
 from library.families import config_class
-from library.runs import file_contents, layout, queue, queue_rows, reader, start
+from library.runs import file_contents, job_files, layout, queue, queue_rows, reader, start
 from library.runs.record import Record
 from library.trainings.comparing import compare_runs
 from tests.page.test_helping import helper, question  # noqa: F401
@@ -163,10 +164,10 @@ def test_prompts_that_cannot_be_copied_do_not_keep_a_training_from_starting(tmp_
     values = {"output_dir": str(tmp_path / "out"), "sample_prompts": str(tmp_path / "prompts.txt")}
     job = start.job_of_config(build_config(config_class("flux_train_network"), values))
 
-    def refuse(path):
-        raise PermissionError(13, "closed", str(path))
+    def refuse(path, max_bytes):
+        raise ConfigError("{path} cannot be read: closed", path=path)
 
-    monkeypatch.setattr(type(tmp_path), "read_bytes", refuse)
+    monkeypatch.setattr(job_files, "read_bytes", refuse)
     assert start._prepare(job, ["0"]).is_dir()
 
 

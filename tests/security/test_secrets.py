@@ -12,7 +12,13 @@ import pytest
 
 from kohya_gui.form import tab as training
 from library.check import isolated
+from library.config import dataset
+from library.config.building import build_config
 from library.config.command import SCRIPTS
+from library.config.hub_names import about_secret
+from library.config.problems import ConfigError
+from library.config.schema import options_of
+from library.families import config_class
 from library.runs import bundle, keys, process, queue, reader, start
 from tests.training import wait_for
 
@@ -118,3 +124,46 @@ class Gone:
 
     def wait(self):
         return 0
+
+
+# Addresses in place of a path, as people paste and mistype them.
+ADDRESSES = (
+    "https://me:s3cret@x.org/a.safetensors",
+    "https://s3cret@x.org/a.safetensors",
+    "https://x.org/a.safetensors?token=s3cret",
+    "https://x.org/a.safetensors#s3cret",
+    "https:/me:s3cret@x.org/a.safetensors",
+    "https:me:s3cret@x.org/a.safetensors",
+    "HTTPS:\\\\me:s3cret@x.org\\a.safetensors",
+    "https:%2f%2fme:s3cret@x.org/a.safetensors",
+    "//me:s3cret@x.org/a.safetensors",
+    "\\\\me:s3cret@x.org\\a.safetensors",
+    "ssh://me:s3cret@x.org/a.safetensors",
+    "file://me:s3cret@x.org/a.safetensors",
+    ' "https://me:s3cret@x.org/a.safetensors" ',
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_message_repeats_a_password_in_an_address(tmp_path, address):
+    for script in ("sdxl_train_network", "flux_train"):
+        cls = config_class(script)
+        for name, option in options_of(cls).items():
+            if option.kind in ("file", "files", "folder"):
+                with pytest.raises(ConfigError) as refused:
+                    build_config(cls, {name: [address] if option.many else address}, notes=[])
+                assert "s3cret" not in str(refused.value) and f"{name}: " in str(refused.value)
+    for key in ("image_dir", "conditioning_data_dir", "metadata_file"):
+        tables = {"datasets": [{"resolution": 64, "subsets": [{"image_dir": str(tmp_path), key: address}]}]}
+        (tmp_path / "data.json").write_text(json.dumps(tables))
+        run = build_config(
+            config_class("sdxl_train_network"), {"dataset_config": str(tmp_path / "data.json")}, notes=[]
+        )
+        with pytest.raises(ConfigError) as refused:
+            dataset.load_datasets(run)
+        assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["/a:b@c/d", "a/b:c@d", "//server/share/a@b", "C:\\a@b", "\\\\?\\C:\\a@b", "a@b.png"])
+def test_a_path_with_such_signs_is_one(path):
+    assert about_secret("vae", path) is None

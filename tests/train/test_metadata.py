@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from library.data.buckets import BucketFit
 from library.data.images import Image, ImageSet
 from library.families.flux.options import FluxLora, FluxTrain
 from library.families.sdxl.options import SdxlLora, SdxlTrain
+from library.outputs import metadata
 from library.outputs.dataset_stats import dataset_stats, tag_frequency
 from library.outputs.metadata import MetadataBuilder, long_hash, modelspec, short_hash
 
@@ -177,3 +179,26 @@ def test_modelspec_of_adapters_and_models(tmp_path):
     assert all(key.startswith("modelspec.") for key in whole)
     ranged = modelspec(config(SdxlTrain, min_timestep=200, metadata_title="t"), "x")
     assert ranged["modelspec.timestep_range"] == "200,1000" and ranged["modelspec.prediction_type"] == "epsilon"
+
+
+@pytest.mark.parametrize("kind", ["missing", "a folder", "too large", "a pipe"])
+def test_a_thumbnail_that_is_no_file_or_too_large_is_left_out_with_a_remark(tmp_path, monkeypatch, kind):
+    path = tmp_path / "t.png"
+    monkeypatch.setattr(metadata, "MAX_THUMBNAIL_BYTES", 2)
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "too large":
+        path.write_bytes(b"png")
+    elif kind == "a pipe":
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("no pipes with names here")
+        os.mkfifo(path)
+    [remark] = metadata.thumbnail_notes(str(path))
+    assert str(remark).startswith(f"metadata_thumbnail: {path} ")
+    assert "modelspec.thumbnail" not in modelspec(config(metadata_thumbnail=str(path)), "x")
+
+
+def test_a_thumbnail_in_the_option_itself_has_no_remark(tmp_path):
+    (tmp_path / "t.png").write_bytes(b"png")
+    for value in (None, "", "data:image/png;base64,cG5n", str(tmp_path / "t.png")):
+        assert not [*metadata.thumbnail_notes(value)]

@@ -25,6 +25,8 @@ from library.adapter_files.storage import FilePlan
 from library.compiler.torch_private import LazyTensor, pytree
 from library.config.environment import first_process, lacks_memory
 from library.config.json_types import JsonMapping, JsonObject
+from library.config.outside_files import check_regular, open_regular, read_regular
+from library.config.outside_text import with_line_feeds
 from library.config.problems import ConfigError, Message, Problem, join_messages
 from library.files import STATE_FACTS, need_space, write_folder_atomic
 from library.train.saving.state_contents import state_refusal, wrong_facts
@@ -42,6 +44,7 @@ RESUME_FILES = re.compile(
 )
 DIGEST_LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)\n")
 READER_THREADS = 4  # files read in parallel
+MAX_FACT_BYTES = 64_000_000  # of a file of facts or checksums; one number per step of an epoch is the longest content
 
 
 # Unpickling could run code, and without checksums files of two states once trained on silently.
@@ -89,6 +92,7 @@ def randomness(rank: int) -> str:
 def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
     """Load values without unpickling objects (weights_only)."""
     # A state folder may come from an untrusted source.
+    check_regular(path)
     with _readable(path):
         values = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     if isinstance(values, dict):
@@ -97,6 +101,8 @@ def read_values(path: Path, device: Any, mapped: bool = False) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Load the tensors of a .safetensors file. Raises ConfigError for a damaged one, a pipe or a device."""
+    check_regular(path)
     with _readable(path):
         return load_file(path)
 
@@ -147,8 +153,9 @@ def _difference(path: Path, step: int) -> Message:
 def _step_of(path: Path) -> int | None:
     """Return the step recorded in a file; None if it is unreadable."""
     try:
+        check_regular(path)
         if path.suffix == ".json":
-            return int(json.loads(path.read_text(encoding="utf-8"))["current_step"])
+            return int(_facts_of(path)["current_step"])
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return int(file.metadata()[STEP_KEY])
@@ -159,16 +166,20 @@ def _step_of(path: Path) -> int | None:
 
 def _expects_checksums(folder: Path) -> bool:
     try:
-        facts = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
+        facts = _facts_of(folder / STATE_FACTS)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(facts, dict) and CHECKED in facts
 
 
+def _facts_of(path: Path) -> Any:
+    return json.loads(read_regular(path, MAX_FACT_BYTES).decode("utf-8"))
+
+
 def _listed_files(path: Path) -> tuple[int, dict[str, str]]:
     """Return the step of a list, and the SHA-256 of each file by name; no files if the list itself is damaged."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = with_line_feeds(read_regular(path, MAX_FACT_BYTES).decode("utf-8"))
         first, *lines, last = text.splitlines(keepends=True)
     except (OSError, ValueError):
         return 0, {}
@@ -200,7 +211,7 @@ def _file_digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=64)  # both the check and the training read them
 def _digest_of(path: Path, *_version: int) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -256,7 +267,7 @@ def read_progress(folder: Path) -> JsonObject:
     and for facts of another form than this trainer writes."""
     facts: JsonObject = {}
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        read = json.loads((folder / STATE_FACTS).read_text(encoding="utf-8"))
+        read = _facts_of(folder / STATE_FACTS)
         facts = read if isinstance(read, dict) else {}
     if facts.get("version") != VERSION:
         raise ConfigError(
