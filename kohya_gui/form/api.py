@@ -168,7 +168,8 @@ class FormApi:
 
     def _start(self, form: SettingsForm, preset: preset_files.Preset, situation: start_preset.Situation) -> JsonObject:
         config, folder = form.configs[preset.family], start_preset.results(self.roots)
-        return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
+        why = start_preset.reason_for(preset, self.kinds[form.tab])  # so that no later answer changes the sentences
+        return start_preset.preset_as_start(form.tab, preset, config, folder, why, situation)
 
     def choices(self, request: ApiRequest) -> JsonObject:
         return {"choices": compare.comparable_configs(self.kinds[of_tab(self.forms, request.text("tab")).tab])}

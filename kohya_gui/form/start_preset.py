@@ -81,6 +81,12 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
     return fitting[-1], Message("Chosen for this GPU: {title}.", title=title)
 
 
+def reason_for(preset: preset_files.Preset, kind: str) -> MessageLike:
+    """Return why a form starts with this preset; "" if this machine's forms start with another one."""
+    start = suited(preset_files.of_kind(kind, [preset.family]), training_gpu())
+    return start[1] if start and start[0].id == preset.id else ""
+
+
 def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
     """Return a preset on top of the defaults, as `presets.apply` makes it; without a GPU in float32 and without
     compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.

@@ -1,13 +1,17 @@
 """The start of the form: the preset for each GPU, for any set of preset files, and its effect in the browser."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from kohya_gui.form import start_preset
+from kohya_gui.form.api import FormApi
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.start_preset import Gpu
-from kohya_gui.form.tabs import TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
 from library.config import ineffective
 from library.config.building import build_config
@@ -66,6 +70,26 @@ def test_the_largest_preset_that_fits_the_gpu_is_the_start(few_presets, memory, 
     preset, why = start_for(Gpu("Gpu", memory))
     assert preset.gigabytes == size and str(why).count(".") == 1
     assert ("less than any preset" in str(why)) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in str(why)
+
+
+@pytest.mark.parametrize("gpu", [None, Gpu(), Gpu("Gpu", 12.0)], ids=["none", "unknown", "12 GB"])
+@pytest.mark.parametrize("tab", TABS, ids=lambda tab: tab.id)
+def test_later_answers_say_of_a_start_what_the_page_said_of_it(monkeypatch, tmp_path, tab, gpu):
+    """Such as when its images have been counted, or it is chosen again from the list."""
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
+    form = SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)
+    api = FormApi({tab.id: form}, {tab.id: tab.kind}, [tmp_path])
+    for family, start in start_preset.starts(tab.id, tab.configs, start_preset.results([tmp_path])).items():
+        sent = json.dumps({"family": family, "values": {}, "launch": {}})
+        question = {"tab": tab.id, "sent": sent, "id": start["id"], "images": 12}
+        question["purpose"] = start.get("purpose", "")
+        later = api.purpose(ApiRequest(question))
+        again = json.loads(api.preset(ApiRequest(question))["fill"])["start"]
+        for answer in (later, again):
+            assert (str(answer["why"]), [*map(str, answer["notes"])]) == (
+                str(start["why"]),
+                [*map(str, start["notes"])],
+            )
 
 
 def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few_presets):
