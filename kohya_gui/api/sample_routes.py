@@ -49,12 +49,22 @@ def sample_router() -> APIRouter:
         operation_id="show_sample",
         summary="A sample image, by its place or the newest",
         response_class=Response,
-        responses={200: {"content": images, "description": "The image, or with small a JPEG of 192 pixels"}},
+        responses={
+            200: {"content": images, "description": "The image, or with small a JPEG of 192 pixels"},
+            204: {"description": "With or_nothing: it is not there, such as after its file was deleted"},
+        },
     )
-    def show_sample(run: str, place: int | Literal["newest"], small: bool = False) -> Response:
+    def show_sample(
+        run: str,
+        place: int | Literal["newest"],
+        small: bool = False,
+        or_nothing: Annotated[bool, Query(description="204 instead of 404 where there is no image")] = False,
+    ) -> Response:
         try:
             return samples.serve_sample(run, place, small)
         except ConfigError as error:
+            if or_nothing:  # browsers log a 404 as an error
+                return Response(status_code=204)
             raise ConfigError(Problem("", str(error), code=queue.GONE)) from None
 
     return routes

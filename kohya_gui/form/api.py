@@ -31,7 +31,7 @@ from library.config.command import is_on_cpu
 from library.config.formats import to_toml
 from library.config.ineffective import ineffective_options
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, MessageLike, join_messages
+from library.config.problems import ConfigError, MessageLike
 from library.config.run_config import RunConfig
 from library.config.schema import option_values, options_of
 from library.config.sections import AdapterRun
@@ -168,7 +168,8 @@ class FormApi:
 
     def _start(self, form: SettingsForm, preset: preset_files.Preset, situation: start_preset.Situation) -> JsonObject:
         config, folder = form.configs[preset.family], start_preset.results(self.roots)
-        return start_preset.preset_as_start(form.tab, preset, config, folder, "", situation)
+        why = start_preset.reason_for(preset, self.kinds[form.tab])  # so that no later answer changes the sentences
+        return start_preset.preset_as_start(form.tab, preset, config, folder, why, situation)
 
     def choices(self, request: ApiRequest) -> JsonObject:
         return {"choices": compare.comparable_configs(self.kinds[of_tab(self.forms, request.text("tab")).tab])}
@@ -260,7 +261,7 @@ def _with_profile(
     return {
         "fill": json.dumps({"family": config.family, "values": form.shown(config.family, values)}),
         "title": compile_summary.name(profile),
-        "text": compile_summary.compiling_sentence(profile),
+        "text": profile.description.short(),
         "profile": True,
         "notes": notes,
         "changes": compare.difference_rows(before, config),
@@ -274,7 +275,7 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     for family, members in groupby(preset_files.of_kind(tab, families), key=lambda preset: preset.family):
         buttons = "".join(
             f'<button type="button" class="preset" data-preset="{preset.id}"{data(preset.title)}>'
-            f"<b>{escape(str(preset.title))}</b>{_preset_lines(start_preset.preset_sentence(preset, gpu))}</button>"
+            f"<b>{escape(str(preset.title))}</b>{_lines(start_preset.description_for(preset, gpu))}</button>"
             for preset in members
         )
         groups += f'<section data-family="{family}"><h3>{escape(families[family])}</h3>{buttons}</section>'
@@ -287,14 +288,10 @@ def menu(tab: str, families: Mapping[str, str]) -> str:
     )
 
 
-def _preset_lines(text: str) -> str:
-    """Return what a preset sets, and below it what it needs."""
-    lines = ""
-    for line in text.split("; "):
-        pieces = [preset_files.as_message(piece) for piece in (line[:1].upper() + line[1:]).split(", ")]
-        whole = join_messages(pieces) if len(pieces) > 1 else pieces[0]
-        lines += f"<small{data(whole, *pieces)}>{escape(str(whole))}</small>"
-    return lines
+def _lines(description: preset_files.Description) -> str:
+    """Return what a preset sets, and below it its figures."""
+    lines = filter(str, (description.short(), description.figures_alone()))
+    return "".join(f"<small{data(line)}>{escape(str(line))}</small>" for line in lines)
 
 
 def start_probe(config: RunConfig, launch: JsonMapping) -> str:

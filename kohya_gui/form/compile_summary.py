@@ -20,7 +20,7 @@ def compile_section() -> str:
     """Return the start of the section: the sentence and the profiles."""
     buttons = "".join(
         f'<button type="button" class="profile" data-preset="{preset.id}"><b>{escape(name(preset))}</b>'
-        f"<small>{escape(compiling_sentence(preset))}</small></button>"
+        f"<small>{escape(str(preset.description.short()))}</small></button>"
         for preset in preset_files.profiles()
     )
     lines = '<p class="outlook" role="status"></p><p class="compile-log" hidden></p>'
@@ -31,11 +31,6 @@ def name(preset: preset_files.Preset) -> str:
     # Balanced, of "Compile, balanced: ..."
     title = str(preset.title)
     return title.partition(", ")[2].capitalize() or title
-
-
-def compiling_sentence(preset: preset_files.Preset) -> str:
-    sentence = preset.sentence.partition(": ")[2]
-    return sentence[:1].upper() + sentence[1:] if sentence.split(",")[0].split(" ")[0].isalpha() else sentence
 
 
 def running() -> MessageLike:

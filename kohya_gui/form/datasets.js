@@ -2,9 +2,10 @@
 // counts them. Edits are saved to a dataset file.
 import { say } from "../i18n/sentences.js";
 import { all, around, find, hit, make, setValue, withAllowButton } from "../server/elements.js";
+import { addressOf, go } from "../server/addresses.js";
 import { ask, messageOf } from "../server/http.js";
 import { countRequests } from "../server/late.js";
-import { groupOf, groupsOf, rowOf, showCount } from "./datasets_rows.js";
+import { groupOf, groupsOf, rowOf, showCount, textsOf } from "./datasets_rows.js";
 import { sentOf } from "./messages.js";
 import * as inputs from "./inputs.js";
 import { formAround, tabOf } from "./inputs.js";
@@ -254,7 +255,11 @@ export function add(box, folder, apart = false) {
 function press(box, button) {
   const row = button.closest("li"), { row: what } = button.dataset;
   if (what === "add" || what === "add-set") find(add(box, "", what === "add-set"), "[data-set=image_dir]").focus();
-  else if (what === "remove" && row) {
+  else if (what === "captions" && row) {
+    const { image_dir: folder } = textsOf(row);
+    if (folder) void go(addressOf("data", folder));
+    else find(row, "[data-set=image_dir]").focus();
+  } else if (what === "remove" && row) {
     row.remove();
     if (stateOf(box).listing.groups.length || groupsOf(box).length) saveSoon(box, 0);
     else show(box);

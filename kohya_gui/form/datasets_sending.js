@@ -5,6 +5,8 @@ import { ask, messageOf, wait } from "../server/http.js";
 import { areRepeated, BUSY, describe, namesOf, Sending } from "../server/uploads.js";
 import { add, choose, refresh, save, showMessage, stateOf, valueOf } from "./datasets.js";
 import { textsOf } from "./datasets_rows.js";
+import { family, formAround } from "./inputs.js";
+import { startOf } from "./page.js";
 
 /** @typedef {import("../server/uploads.js").Folder} Folder */
 
@@ -97,11 +99,16 @@ function areBeside(folder, added) {
 }
 
 /**
- * A folder for images that does not exist yet.
+ * A folder for images that does not exist yet, with the output name if the user chose one: that of the start names
+ * the kind of training, not the images.
  * @param {Element} box
  * @returns {Promise<string>}
  */
-const newFolder = async (box) => (await ask("upload_folder", { name: valueOf(box, "output_name") })).folder;
+async function newFolder(box) {
+  const where = formAround(box), name = valueOf(box, "output_name");
+  const isChosen = name !== String(startOf(where, family(where)).values.output_name ?? "");
+  return (await ask("upload_folder", { name: isChosen ? name : "" })).folder;
+}
 
 /**
  * The folder of a row, or one that does not exist yet.

@@ -1,7 +1,7 @@
 // Around the form: checks while the user types, presets, fixes, and keys of other services.
 import { say } from "../i18n/sentences.js";
 import { inEnglish, translated } from "../i18n/words.js";
-import { all, around, find, hit, make, pieces, withAllowButton } from "../server/elements.js";
+import { all, around, find, hit, make, withAllowButton } from "../server/elements.js";
 import { ask } from "../server/http.js";
 import { countRequests } from "../server/late.js";
 import { pick } from "../server/picker.js";
@@ -177,7 +177,7 @@ async function preset(tab, id) {
     const remark = answer.profile ? "All else is kept." : "Paths and names are kept, all else is as in the preset.";
     /** @type {string[]} */
     const notes = answer.notes ?? [];
-    const about = make("span", {}, answer.profile ? answer.text : pieces(answer.text));
+    const about = make("span", {}, answer.text);
     tell(tab, "good",
       make("p", {}, make("b", {}, answer.title), " ", about, " · ", make("span", {}, remark), " ",
         make("button", { type: "button", className: "undo" }, "Undo")),

@@ -12,7 +12,7 @@ import { source, store } from "./storage.js";
 /**
  * @typedef {{ id: string, title: string, why?: string, text?: string, notes?: string[], values: Values,
  *   purpose?: string, purposes?: [string, string][], meant?: string, elsewhere?: string, sets?: [string, string][],
- *   advice?: string }} Start
+ *   advice?: string, texts?: import("../i18n/sentences.js").Sentence[] }} Start
  * `purpose` and the rest belong to the recipe on top of the preset: `sets` are labels and values, `advice` is about
  * images and steps */
 /**

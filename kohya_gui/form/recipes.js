@@ -44,7 +44,7 @@ async function update(where) {
   const recipe = await ask("purpose", question).catch(() => null); // then the preset's own values stay
   if (!isNewest()) return;
   delete chosen[where.id];
-  if (recipe) restart(where, { ...recipe, why: start.why });
+  if (recipe) restart(where, recipe);
 }
 
 /**

@@ -1,7 +1,7 @@
 // The line above the form: its start, the reason, and alternatives.
 import { remember } from "../i18n/sentences.js";
 import { translated } from "../i18n/words.js";
-import { all, around, find, make, makeButton, pieces } from "../server/elements.js";
+import { all, around, find, make, makeButton } from "../server/elements.js";
 import { family } from "./inputs.js";
 import { bare, onSettled, startOf, suited } from "./page.js";
 
@@ -9,7 +9,9 @@ onSettled((where) => {
   const line = find(where, ".start"), name = family(where);
   if (where.dataset.texts) remember(JSON.parse(where.dataset.texts)); // the sentences of its start
   delete where.dataset.texts;
-  const start = startOf(where, name), best = suited(where)[name], defaults = bare(where, name);
+  const start = startOf(where, name);
+  remember(start.texts ?? []);
+  const best = suited(where)[name], defaults = bare(where, name);
   const shown = JSON.stringify([name, start.id, start.title, start.text, start.notes]);
   if (line.dataset.shown === shown) return;
   line.dataset.shown = shown;
@@ -28,7 +30,8 @@ onSettled((where) => {
     ...(start.notes ?? []).map((note) => make("small", {}, note)),
     ...alternatives.map(({ id, title }) =>
       make("button", { type: "button", "data-preset": id }, make("span", {}, title))),
-    start.id && start.id !== defaults.id ? make("small", { className: "with" }, pieces(start.text ?? "")) : "");
+    start.id && start.id !== defaults.id
+      ? make("small", { className: "with" }, make("span", {}, start.text ?? "")) : "");
 });
 
 /**

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kohya_gui.form import compile_summary, presets, recipes
+from kohya_gui.form import presets, recipes
 from kohya_gui.form.form import defaults_title, shown_value
 from library import families
 from library.config.building import build_config, draft, replace_options
@@ -14,6 +14,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike, as_message
 from library.config.schema import changed, flatten_sections, option_values, options_of
 from library.config.sections.compiling import LESS_IN_8_BITS
+from library.config.stored_messages import how_made
 from library.recipes import preset_files
 from library.runs import gpu_slots, machine
 
@@ -80,6 +81,12 @@ def suited(ready: Sequence[preset_files.Preset], gpu: Gpu | None) -> tuple[prese
     return fitting[-1], Message("Chosen for this GPU: {title}.", title=title)
 
 
+def reason_for(preset: preset_files.Preset, kind: str) -> MessageLike:
+    """Return why a form starts with this preset; "" if this machine's forms start with another one."""
+    start = suited(preset_files.of_kind(kind, [preset.family]), training_gpu())
+    return start[1] if start and start[0].id == preset.id else ""
+
+
 def apply_preset(preset: preset_files.Preset, config: type, now: JsonMapping, notes: list[MessageLike]) -> Any:
     """Return a preset on top of the defaults, as `presets.apply` makes it; without a GPU in float32 and without
     compiling, which takes a processor minutes before the first step, and without 8-bit products, which only GPUs have.
@@ -136,12 +143,32 @@ def _in_fp16(config: Any, changes: JsonObject) -> Any:
         return None
 
 
-def preset_sentence(preset: preset_files.Preset, gpu: Gpu | None) -> str:
-    """Return a preset's sentence without the parts that do not apply to this GPU: one with more memory has room for
-    other programs."""
-    text = compile_summary.compiling_sentence(preset)
+def description_for(preset: preset_files.Preset, gpu: Gpu | None) -> preset_files.Description:
+    """Return a preset's description without what does not apply to this GPU: one with more memory has room for other
+    programs."""
     needs_all = gpu is not None and not machine.has_memory(gpu.memory, preset.gigabytes + SPARE_GB)
-    return text if needs_all else text.replace(f", {ALONE}", "")
+    return preset.description if needs_all else _without(preset.description, ALONE)
+
+
+def _without(description: preset_files.Description, *left_out: str) -> preset_files.Description:
+    settings = tuple(setting for setting in description.settings if setting not in left_out)
+    return replace(description, settings=settings)
+
+
+def _described(preset: preset_files.Preset, config: Any, has_references: bool) -> preset_files.Description:
+    """Return a preset's description as far as it is true of a config that differs from it. Its figures are only true
+    with compiling and without reference images."""
+    description, options = description_for(preset, training_gpu()), config.compile
+    settings = description.settings
+    if options.keeps_by_budget:  # less than in the preset on a GPU without fp8
+        kept = f"{options.compile_activation_budget:.0%}{SHARE}"
+        settings = tuple(re.sub(rf"\d+%{SHARE}", kept, setting) for setting in settings)
+    if has_references:
+        settings = tuple(RECOMPUTES if SHARE in part or part == KEEPS_ALL else part for part in settings)
+    if not options.compile:  # compiling only works on a GPU
+        settings = tuple(part for part in settings if "fp8" not in part and SHARE not in part)
+        return _without(preset_files.Description(settings), *OF_A_GPU)
+    return preset_files.Description(settings, "" if has_references else description.figures)
 
 
 @dataclass(frozen=True)
@@ -176,28 +203,22 @@ def preset_as_start(
         name: shown_value(options[name], value) for name, value in flatten_sections(changed(with_references)).items()
     }
     values |= {"output_name": f"{preset.family}-{kind}"} | ({"output_dir": folder} if folder else {})
-    text = preset_sentence(preset, training_gpu())
-    if preset_config.compile.keeps_by_budget:  # less than in the preset on a GPU without fp8
-        text = re.sub(rf"\d+%{SHARE}", f"{preset_config.compile.compile_activation_budget:.0%}{SHARE}", text)
-    if with_references is not preset_config:  # without the figures, which are for images without references
-        sets = text.partition("; ")[0].split(", ")
-        text = ", ".join(RECOMPUTES if SHARE in piece or piece == KEEPS_ALL else piece for piece in sets)
-    if not preset_config.compile.compile:  # the preset's figures assume compiling, which only works on a GPU
-        sets = text.partition("; ")[0].removesuffix(".").split(", ")
-        text = ", ".join(piece for piece in sets if piece not in OF_A_GPU and "fp8" not in piece and SHARE not in piece)
-    elif ALONE in text:  # a note, as the sentence does not fit on a phone
-        text = text.replace(f", {ALONE}", "")
+    has_references = with_references is not preset_config
+    description = _described(preset, preset_config, has_references)
+    if ALONE in description.settings:  # a note, as the sentence does not fit on a phone
+        description = _without(description, ALONE)
         notes.append("It needs all of the GPU's memory: close other programs that use it, such as games and video.")
     notes = [SWITCHED_OFF if why and note is NO_GPU else note for note in notes]
     shown = {
         "id": preset.id,
         "title": preset.title,
-        "text": text,
+        "text": description.whole(),
         "why": why,
         "notes": [*map(as_message, notes)],
         "values": values,
     }
-    return {**shown, **recipe}
+    # A browser keeps the start with its texts, and shows it after a reload.
+    return {**shown, **recipe, "texts": [*how_made(shown)]}
 
 
 def with_room_for_references(

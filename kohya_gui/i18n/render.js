@@ -104,7 +104,7 @@ export function render(sentence, catalogue, near) {
 function nameOf(option, place, catalogue, near) {
   if (place === FLAG) return option;
   const name = labelOf(option, near, (words) => translate(words, catalogue, near), place !== "");
-  return name === option && !place ? line(option, catalogue.words) ?? option : name;
+  return name === option && !place ? lineOf(option, catalogue) ?? option : name;
 }
 
 /**

@@ -126,7 +126,8 @@ function nameCell({ id, name, apart, last_sample: sample, error, damaged }) {
   const shown = sample
     ? make("img", {
       // Another address for another image, as browsers keep them.
-      src: addressOfApi(pathOfRun(id, `samples/newest?small=true&of=${sample.step}-${sample.number}`)),
+      src: addressOfApi(
+        pathOfRun(id, `samples/newest?small=true&or_nothing=true&of=${sample.step}-${sample.number}`)),
       alt: "", loading: "lazy", decoding: "async",
     })
     : make("span", { className: "no-image" });

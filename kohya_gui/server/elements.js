@@ -181,17 +181,6 @@ export function withAllowButton(line) {
 }
 
 /**
- * A text whose pieces between commas are translated one by one.
- * @param {string} text
- */
-export function pieces(text) {
-  const parts = text.split(/([,;] )/);
-  if (parts.length === 1) return [make("span", {}, text)];
-  const template = parts.map((part, at) => (at % 2 ? part : `{part${at}}`)).join("");
-  return [make("span", {}, say(template, Object.fromEntries(parts.map((part, at) => [`part${at}`, part]))))];
-}
-
-/**
  * Save a file to the downloads.
  * @param {Blob} data
  * @param {string} name
@@ -215,7 +204,7 @@ export function sizeOf(bytes) {
 /**
  * Replace the choices of a list.
  * @param {HTMLElement} select
- * @param {string[][]} entries a key and the pieces of its text for each
+ * @param {string[][]} entries a key and the parts of its text for each
  * @param {string} value the key of the selected one
  */
 export function fillSelect(select, entries, value) {

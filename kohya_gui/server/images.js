@@ -4,7 +4,7 @@ import { wait } from "./http.js";
 /** @typedef {{ isGone: boolean }} Lost `isGone`: whether the server has no such file any more */
 
 const SHORTEST = 2000, LONGEST = 30_000; // milliseconds between two requests while the server does not answer
-const GONE = [404, 410];
+const GONE = [204, 404, 410];
 const TEMPORARY = [401, 408, 425, 429]; // 401: a restarted server wants its token first
 /** @type {WeakMap<HTMLImageElement, string>} the address that was loaded a second time */
 const loadedAgain = new WeakMap();
@@ -18,13 +18,13 @@ async function loadAgain(image) {
   for (let pause = SHORTEST; ; pause = Math.min(LONGEST, 2 * pause)) {
     const status = await statusOf(src);
     if (image.src !== src) return; // it shows another one meanwhile
-    const isThere = status >= 200 && status < 300;
+    const isThere = status >= 200 && status < 300 && !GONE.includes(status);
     if (isThere && loadedAgain.get(image) !== src) {
       loadedAgain.set(image, src);
       image.src = src; // which loads it, even from the same address
       return;
     }
-    if (isThere || (status >= 400 && status < 500 && !TEMPORARY.includes(status))) {
+    if (isThere || GONE.includes(status) || (status >= 400 && status < 500 && !TEMPORARY.includes(status))) {
       const detail = { isGone: GONE.includes(status) }; // otherwise the server refuses it, or it is no image
       image.dispatchEvent(new CustomEvent("kohya:lost", { bubbles: true, detail }));
       return;

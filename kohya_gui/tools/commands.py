@@ -238,7 +238,8 @@ def _command_field_html(start: str, field: CommandField) -> str:
     suggestions = "".join(
         f'<option value="{escape(s)}">{escape(title)}</option>' for title, s in field.suggestions.items()
     )
-    choose = f'<select data-fills="{element}" aria-label="Ready prompts">{suggestions}</select>' if suggestions else ""
+    ready = "Ready prompts" if field.kind == "text" else "Models to download"
+    choose = f'<select data-fills="{element}" aria-label="{ready}">{suggestions}</select>' if suggestions else ""
     value = escape(field.default or next(iter(field.suggestions.values()), ""))
     where = ' placeholder="A name beside the first file, or a path"' * (field.kind == "new")
     return f'{top}{choose}<input {facts} {plain}{where} value="{value}">{browse}{about}</div>'

@@ -1,7 +1,7 @@
 """Forms of the page for captioning: the options of `kohya caption` with titles and labels."""
 
 from library.captioning.describer import PROMPTS
-from library.captioning.shell import build_caption_parser
+from library.captioning.shell import MODELS, build_caption_parser
 from library.jobs.forms import CommandForms
 
 FORMS = CommandForms(
@@ -23,5 +23,8 @@ FORMS = CommandForms(
         "max_tokens": "Longest caption",
         "prompt": "Prompt",
     },
-    suggestions={"prompt": PROMPTS},
+    suggestions={
+        ("hf", "prompt"): PROMPTS,
+        **{(way, "model"): {title: name for name, title in models.items()} for way, models in MODELS.items()},
+    },
 )

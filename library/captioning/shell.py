@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 EXIT_DONE = 0
 BLIP = "Salesforce/blip-image-captioning-large"  # the weights that make_captions.py reads, in .safetensors
+# What a model writes and the size of its download, by way and id; the first of each is the default.
+MODELS = {
+    "wd14": {
+        "SmilingWolf/wd-vit-tagger-v3": "WD ViT v3, tags, 0.4 GB",
+        "SmilingWolf/wd-eva02-large-tagger-v3": "WD EVA02 large v3, the most accurate tags, 1.3 GB",
+    },
+    "hf": {
+        "Qwen/Qwen2.5-VL-3B-Instruct": "Qwen2.5-VL 3B, sentences as your prompt asks for, 7.5 GB",
+        "Qwen/Qwen2.5-VL-7B-Instruct": "Qwen2.5-VL 7B, the same with fewer mistakes, 16.6 GB",
+        BLIP: "BLIP large, one short sentence without a prompt, 1.9 GB",
+        "Salesforce/blip-image-captioning-base": "BLIP base, one short sentence without a prompt, 1.0 GB",
+    },
+}
 
 
 def main(argv: list[str]) -> int:
@@ -52,8 +65,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = "write tags with a WD14 tagger (model.onnx and selected_tags.csv in a folder)"
     tagger = ways.add_parser("wd14", help=text, description=text)
-    model = "folder with model.onnx and selected_tags.csv, or a Hugging Face id such as SmilingWolf/wd-vit-tagger-v3"
-    _add_model_arguments(tagger, model)
+    _add_model_arguments(tagger, "wd14", "folder with model.onnx and selected_tags.csv, or a Hugging Face id")
     tagger.add_argument("--general", type=float, default=0.35, help="least probability of a tag")
     tagger.add_argument("--character", type=float, default=0.75, help="least probability of a character's name")
     tagger.add_argument("--undesired", default="", help="tags that are never written, separated by commas")
@@ -62,8 +74,7 @@ def build_caption_parser(kind: type[argparse.ArgumentParser] = Arguments) -> arg
     _add_caption_options(tagger, 4)
     text = "write sentences with a vision language model (Qwen2.5-VL, LLaVA, Gemma 3) or a captioner (BLIP, GIT)"
     describer = ways.add_parser("hf", help=text, description=text)
-    model = "folder with config.json and .safetensors, or a Hugging Face id such as Qwen/Qwen2.5-VL-3B-Instruct"
-    _add_model_arguments(describer, model)
+    _add_model_arguments(describer, "hf", "folder with config.json and .safetensors, or a Hugging Face id")
     describer.add_argument("--prompt", default="", help="the question to the model; BLIP and GIT take none")
     describer.add_argument(
         "--max_tokens", type=int, default=75, help="longest caption, in tokens; 300 for a detailed one"
@@ -116,10 +127,15 @@ def _add_blip(ways: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.set_defaults(existing="replace", prefix="", suffix="", device="auto")
 
 
-def _add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser, way: str, model: str) -> None:
     parser.set_defaults(depth=1, debug=False)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or folders with images")
-    parser.add_argument("--model", required=True, metavar="MODEL", help=model)
+    parser.add_argument(
+        "--model", default=next(iter(MODELS[way])), metavar="MODEL", help=f"{model} (default: %(default)s)"
+    )
+    rows = "\n".join(f"  {name}\n      {text}" for name, text in MODELS[way].items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"models, each downloaded once:\n{rows}"
 
 
 def _add_caption_options(parser: argparse.ArgumentParser, batch: int) -> None:

@@ -41,6 +41,12 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def _as_argument(value: Any) -> "str | Message":
+    if isinstance(value, ConfigError):  # as a text its sentences would stay English
+        return value.said
+    return value if isinstance(value, Message) else printable_text(value)
+
+
 class Message:
     """A sentence for people, as a value: a `template`, the key of its translations, and `arguments`, which may be
     messages, too. `str()` renders it in English.
@@ -54,9 +60,7 @@ class Message:
     plural: str
 
     def __init__(self, template: str, /, **arguments: Any) -> None:
-        filled = {
-            name: value if isinstance(value, Message) else printable_text(value) for name, value in arguments.items()
-        }
+        filled = {name: _as_argument(value) for name, value in arguments.items()}
         self._set(template=template, arguments=MappingProxyType(filled), plural="")
 
     def _set(self, **facts: Any) -> None:

@@ -16,7 +16,9 @@ Maker = Callable[[type[argparse.ArgumentParser]], argparse.ArgumentParser]
 # (text, kind, label) -> a permitted path, or the id of a model on the hub, or ConfigError
 Guard = Callable[[str, str, str], Path | str]
 
-DEFAULT_IN_BRACKETS = re.compile(r" \((?:%\(default\)s|default: [^()]*)\)$")  # which the form's field shows already
+DEFAULT_IN_BRACKETS = re.compile(
+    r" \((?:(?:default: )?%\(default\)s|default: [^()]*)\)$"
+)  # which the form's field shows already
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class CommandForms:
     titles: Mapping[str, str]
     labels: Mapping[str, str]
     left_out: frozenset[str] = frozenset()
-    # Titles and texts to fill into a text field.
-    suggestions: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    # Titles and texts to fill into a text field, by subcommand and option.
+    suggestions: Mapping[tuple[str, str], Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def all(self) -> dict[str, CommandForm]:
         """Return every subcommand with a title, by name."""
@@ -70,7 +72,7 @@ class CommandForms:
             a for a in self.parser(argparse.ArgumentParser)._actions if isinstance(a, argparse._SubParsersAction)
         )
         return {
-            name: CommandForm(name, self.titles[name], choice.description or "", tuple(self._fields(choice)))
+            name: CommandForm(name, self.titles[name], choice.description or "", tuple(self._fields(name, choice)))
             for name, choice in sub.choices.items()
             if name in self.titles
         }
@@ -97,7 +99,7 @@ class CommandForms:
             return message
         return with_labels(message, {field.name: field.label for field in form.fields})
 
-    def _fields(self, subparser: argparse.ArgumentParser) -> Iterator[CommandField]:
+    def _fields(self, command: str, subparser: argparse.ArgumentParser) -> Iterator[CommandField]:
         for action in subparser._actions:
             if action.dest == "help" or action.dest in self.left_out:
                 continue
@@ -106,7 +108,7 @@ class CommandForms:
             label = self.labels.get(action.dest, action.dest.replace("_", " ").capitalize())
             choices = tuple(map(str, action.choices or ()))
             help_text = DEFAULT_IN_BRACKETS.sub("", action.help or "").replace("%(default)s", default)
-            suggestions = self.suggestions.get(action.dest, {})
+            suggestions = self.suggestions.get((command, action.dest), {})
             required, whole = bool(action.required), action.type is int
             yield CommandField(
                 action.dest, flag, _field_kind(action), label, help_text, default, choices, required, suggestions, whole

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from library.config.problems import Message
+from library.config.problems import Message, MessageLike, join_messages
 
 PRESETS_FOLDER = Path(__file__).resolve().parents[2] / "presets"
 PROFILES = "compile"  # the folder of presets for every kind of training, which change only how it is compiled
@@ -24,6 +24,26 @@ TEMPLATES = (
     "{seconds} s per step and {memory} GiB on an {gpu}.",
 )
 STANDS_IN = {"dreambooth": "finetune"}  # a kind without presets -> the kind whose presets apply
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a preset sets, each setting translated by itself, and its measured time and memory."""
+
+    settings: tuple[str, ...]
+    figures: str = ""
+
+    def short(self) -> Message:
+        """Return the settings alone."""
+        return join_messages([as_message(setting) for setting in self.settings])
+
+    def figures_alone(self) -> MessageLike:
+        """Return the figures as a sentence of their own; "" if there are none."""
+        return as_message(self.figures[:1].upper() + self.figures[1:]) if self.figures else ""
+
+    def whole(self) -> Message:
+        """Return the settings and the figures in one sentence."""
+        return join_messages([self.short(), as_message(self.figures)], "; ") if self.figures else self.short()
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,15 @@ class Preset:
     @property
     def title(self) -> Message:
         return as_message(self.sentence.partition(":")[0])
+
+    @property
+    def description(self) -> Description:
+        """The first line behind the title. Only that of a profile is a sentence: others list settings and figures."""
+        text = self.sentence.partition(": ")[2]
+        if text.partition(" ")[0].rstrip(",").isalpha():  # neither bf16 nor fp8
+            text = text[:1].upper() + text[1:]
+        settings, _, figures = text.partition("; ")
+        return Description((text,)) if self.is_profile else Description(tuple(settings.split(", ")), figures)
 
 
 def as_message(part: str) -> Message:

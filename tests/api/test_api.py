@@ -193,6 +193,8 @@ def test_mistakes_are_sentences_with_a_field_and_a_status(api, run, tmp_path, mo
     for answer, status, field, words in refusals:
         content = answer.json()
         assert (answer.status_code, content["field"]) == (status, field) and words in content["error"], content
+    nothing = api.get(f"/api/v1/runs/{run.id}/samples/1?small=true&or_nothing=true")  # browsers log a 404 as an error
+    assert (nothing.status_code, nothing.content) == (204, b"")
     quiet = api.post("/api/v1/queue/gone/remove", json={}, headers={"Prefer": "status=200"})
     assert quiet.status_code == 200 and "not in the queue" in quiet.json()["error"]
 

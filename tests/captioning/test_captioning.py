@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from library.captioning.forms import FORMS
 from library.captioning.wd14 import Limits, Tagger
 from library.config.problems import ConfigError
 from library.curation import trash
+from library.downloads import model_folder
 from tests import source
 from tests.curation.test_trash import tree
 from tests.downloads.conftest import hub  # noqa: F401 (a fixture)
@@ -414,6 +416,19 @@ def test_without_onnx_runtime_one_sentence_says_what_to_install(tmp_path, images
     words = ["caption", "wd14", str(images), "--model", str(tmp_path / "t")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert "pip install onnxruntime" in done.stderr and "torch" not in done.stderr
+
+
+@pytest.mark.parametrize("way", list(shell.MODELS))
+def test_form_and_shell_propose_the_same_models_with_their_sizes_and_use_the_first(way, capsys):
+    field = next(field for field in FORMS.all()[way].fields if field.name == "model")
+    assert field.default == next(iter(field.suggestions.values()))
+    with pytest.raises(SystemExit):
+        shell.main([way, "--help"])
+    shown = capsys.readouterr().out
+    for title, name in field.suggestions.items():
+        assert re.search(r", \d+\.\d GB$", title) and title in shown and name in shown
+        assert model_folder.is_repository(name)
+    assert shell.build_caption_parser().parse_args([way, "images"]).model == field.default
 
 
 def test_the_form_is_the_shells_options():

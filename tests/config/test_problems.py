@@ -26,6 +26,17 @@ MAKERS = {"Problem", "Message", "ConfigError", "about_images", "wrong_argument"}
 SDXL = config_class("sdxl_train_network")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_inside_a_sentence_keeps_its_templates_so_that_all_of_it_is_translated(count):
+    error = ConfigError(*(Problem("", "{file} is missing", file=f"{number}.npz") for number in range(count)))
+    message = Message("{problem}; resume from {state}", problem=error, state="/state")
+    assert str(message) == f"{error}; resume from /state"
+    inner = message.as_json()["arguments"]["problem"]
+    parts = [inner] if count == 1 else [*inner["arguments"].values()]
+    assert [part["template"] for part in parts] == ["{file} is missing"] * count
+    assert str(pickle.loads(pickle.dumps(message))) == str(message)
+
+
 def test_a_problem_is_its_sentence_and_all_that_it_was_made_of():
     limits = Message("at least {low}", low=1)
     message = Problem(

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -352,6 +353,19 @@ _STEMS = {
     "text_encoder": "model",
     "text_encoder_2": "model",
 }
+
+
+@pytest.mark.parametrize("places", [[], [Path("models/tokenizer")]], ids=["nowhere", "a folder"])
+def test_a_missing_tokenizer_says_first_what_to_do(monkeypatch, places):
+    def list_repository(name, token):
+        raise ConnectionError("no route\nmore")
+
+    monkeypatch.setattr(tokenizers.hub, "list_repository", list_repository)
+    with pytest.raises(ConfigError) as raised:
+        tokenizers.download_tokenizer(tokenizers.CLIP_L, None, places)
+    text = str(raised.value)
+    assert text.index("is missing") < text.index("go online once, or copy its files") < text.index("it is neither in")
+    assert text.endswith("its download failed: no route")
 
 
 @pytest.mark.parametrize(

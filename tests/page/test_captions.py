@@ -94,6 +94,25 @@ def test_notes_of_tools_and_comparisons_are_shown_with_their_job(tmp_path):
 
 
 @pytest.mark.browser
+def test_models_to_choose_from_say_what_they_write_and_their_size(visit, served):
+    (served[1] / "to-caption").mkdir()
+    picture(1, 64, 48).save(served[1] / "to-caption" / "1.png")
+    visitor = visit()
+    page = visitor.page
+    page.get_by_role("tab", name="Data", exact=True).click()
+    page.locator("#images-folder").fill(str(served[1] / "to-caption"))
+    visitor.click("Open folder")
+    page.get_by_text("Captions by a model").click()
+    page.locator(".commands[data-command=caption]").get_by_text("Sentences (vision language model)", exact=True).click()
+    models, chosen = page.get_by_label("Models to download").locator("visible=true"), page.locator("#caption-hf-model")
+    assert models.input_value() == chosen.input_value() == "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert models.locator("option:checked").inner_text().endswith("7.5 GB")
+    assert models.bounding_box()["width"] > chosen.bounding_box()["width"]  # a line of its own, so that it is readable
+    models.select_option("Salesforce/blip-image-captioning-base")
+    assert chosen.input_value() == "Salesforce/blip-image-captioning-base"
+
+
+@pytest.mark.browser
 def test_a_model_captions_a_folder_and_what_it_wrote_is_compared_and_put_back(visit, served, monkeypatch):
     monkeypatch.setattr(jobs, "job_command", lambda words: [sys.executable, "-c", STUB, *words])
     folder = served[1] / "captioned"

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from kohya_gui.form import compile_summary
+from kohya_gui.form import start_preset
 from library.check import check_process, isolated
 from library.config.formats import read_toml
 from library.recipes import preset_files
@@ -146,7 +146,7 @@ def test_presets_have_sentences_keep_paths_and_can_be_undone(visit):
     visitor.fill(output_dir="/results", network_dim="3")
     visitor.click("Presets")
     page.locator(f'.preset:visible[data-preset="{chosen.id}"]').click()
-    sentence = compile_summary.compiling_sentence(chosen).replace("bf16, ", "").partition(", compiled")[0]
+    sentence = ", ".join(part for part in chosen.description.settings if part not in start_preset.OF_A_GPU)
     visitor.until(sentence)  # without a GPU nothing is compiled, or computed in bf16
     assert page.locator("#lora-flux-clip_l").is_visible()
     assert page.locator("#lora-presets h3").first.text_content() == "FLUX.1"  # the chosen family's come first

@@ -1,5 +1,8 @@
 """Files and folders that are dropped on every part of the page, as a file manager drops them."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -244,6 +247,23 @@ def test_images_that_are_added_later_join_those_that_were_sent(visit, served, tm
         visitor.until(f"{number} image{'s' * (number > 1)} per epoch", ".datasets .sum")
     rows = page.locator(".datasets:visible .groups li [data-set=image_dir]")
     assert [row.input_value() for row in rows.all()] == [str(served[1] / "kohya" / "images" / "joined")]
+
+
+def test_images_sent_before_the_output_is_named_get_no_name_of_a_lora_and_open_for_captions(visit, served, tmp_path):
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Train")
+    visitor.fill(output_dir=served[1] / "out")
+    drop(page, draw(tmp_path / "1.png", 1), at=".datasets .choose-images")
+    visitor.until("1 image per epoch", ".datasets .sum")
+    folder = page.locator(".datasets:visible .groups li [data-set=image_dir]").input_value()
+    parent, name = os.path.split(folder)
+    assert re.fullmatch(r"images(_\d+)?", name) and parent == str(served[1] / "kohya" / "images")
+    visitor.fill(output_name="cat")  # which renames nothing that is there
+    assert page.locator(".datasets:visible .groups li [data-set=image_dir]").input_value() == folder
+    visitor.click("Images and captions")
+    visitor.until("1 of 1", ".images .numbers")
+    assert page.locator("#images-folder").input_value() == folder
 
 
 def test_masks_that_were_sent_are_named_in_a_row_that_was_rebuilt_meanwhile(visit, served, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from kohya_gui.i18n import texts
 from library import importers
 from library.bench import report
-from library.config.problems import Message, counted
+from library.config.problems import Message, Problem, counted
 from library.runs import layout
 from tests import source
 from tests.config.arriving import CONFIGS, SDXL_LORA
@@ -96,6 +96,14 @@ def test_only_latin_arguments_stand_between_spaces(tmp_path):
         "キューは一時停止中です。残り学習 3 件。",
         "キューは一時停止中です。残り LoRA 猫。",
     ]
+
+
+@pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])
+def test_what_a_refused_path_is_has_a_word_in_every_language(language, tmp_path):
+    labels = ("config file", "file", "folder", "mask", "mask folder", "Folder of the encoder")
+    problems = [Problem(label, ": {path} is not a file", path="/x") for label in labels]
+    for label, shown in zip(labels, rendered(problems, language, tmp_path), strict=True):
+        assert label not in shown and not shown.partition("：")[0].isascii(), shown
 
 
 @pytest.mark.parametrize("language", [name for name in texts.LANGUAGES if name != "en"])

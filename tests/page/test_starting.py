@@ -1,13 +1,17 @@
 """The start of the form: the preset for each GPU, for any set of preset files, and its effect in the browser."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from kohya_gui.form import start_preset
+from kohya_gui.form.api import FormApi
+from kohya_gui.form.form import SettingsForm
 from kohya_gui.form.start_preset import Gpu
-from kohya_gui.form.tabs import TABS
+from kohya_gui.form.tabs import FAMILY_TITLES, TABS
+from kohya_gui.server.json_api import ApiRequest
 from library.check import isolated
 from library.config import ineffective
 from library.config.building import build_config
@@ -66,6 +70,26 @@ def test_the_largest_preset_that_fits_the_gpu_is_the_start(few_presets, memory, 
     preset, why = start_for(Gpu("Gpu", memory))
     assert preset.gigabytes == size and str(why).count(".") == 1
     assert ("less than any preset" in str(why)) == (memory < 7.6) and f"Gpu, {memory:.0f} GB" in str(why)
+
+
+@pytest.mark.parametrize("gpu", [None, Gpu(), Gpu("Gpu", 12.0)], ids=["none", "unknown", "12 GB"])
+@pytest.mark.parametrize("tab", TABS, ids=lambda tab: tab.id)
+def test_later_answers_say_of_a_start_what_the_page_said_of_it(monkeypatch, tmp_path, tab, gpu):
+    """Such as when its images have been counted, or it is chosen again from the list."""
+    monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
+    form = SettingsForm(tab.id, FAMILY_TITLES, tab.configs, tab.basics)
+    api = FormApi({tab.id: form}, {tab.id: tab.kind}, [tmp_path])
+    for family, start in start_preset.starts(tab.id, tab.configs, start_preset.results([tmp_path])).items():
+        sent = json.dumps({"family": family, "values": {}, "launch": {}})
+        question = {"tab": tab.id, "sent": sent, "id": start["id"], "images": 12}
+        question["purpose"] = start.get("purpose", "")
+        later = api.purpose(ApiRequest(question))
+        again = json.loads(api.preset(ApiRequest(question))["fill"])["start"]
+        for answer in (later, again):
+            assert (str(answer["why"]), [*map(str, answer["notes"])]) == (
+                str(start["why"]),
+                [*map(str, start["notes"])],
+            )
 
 
 def test_without_a_known_gpu_the_smallest_preset_is_the_start_and_that_is_reported(few_presets):
@@ -132,7 +156,11 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
         monkeypatch.setattr(start_preset, "training_gpu", lambda: gpu)
         start = start_of(tab, family)
         assert gpu or sum("GPU" in str(note) for note in (start["why"], *start["notes"])) == 1  # mentioned exactly once
-        return start["text"], [*map(str, start["notes"])], build_config(tab.configs[family], start["values"], notes=[])
+        return (
+            str(start["text"]),
+            [*map(str, start["notes"])],
+            build_config(tab.configs[family], start["values"], notes=[]),
+        )
 
     text, notes, config = opened(None)
     assert text and not re.search("compiled|CUDA graphs|per step|on the GPU|fp8|bf16", text)
@@ -147,7 +175,7 @@ def test_where_no_gpu_is_found_the_start_does_not_compile_and_says_so(monkeypatc
 def test_what_only_compiled_blocks_do_is_not_told_of_without_a_gpu(monkeypatch):
     monkeypatch.setattr(start_preset, "training_gpu", lambda: None)
     preset = preset_files.by_id("zimage/lora-24gb")
-    assert start_preset.preset_as_start("lora", preset, TABS[0].configs["zimage"], "")["text"] == "Rank 16"
+    assert str(start_preset.preset_as_start("lora", preset, TABS[0].configs["zimage"], "")["text"]) == "Rank 16"
 
 
 @pytest.mark.parametrize(("capability", "other"), [((8, 6), True), ((8, 9), False), (None, False)])
@@ -157,7 +185,9 @@ def test_a_gpu_without_fp8_times_products_instead(monkeypatch, capability, other
     config = build_config(TABS[0].configs["flux"], start["values"], notes=[])
     precision, share = config.precision, 0.2 if other else 0.3  # blocks keep more where products are not in 8 bits
     assert precision.fp8_base and precision.auto_compute is other and precision.fp8_compute is not other
-    assert config.compile.compile_activation_budget == share and f"{share:.0%} of activations kept" in start["text"]
+    assert config.compile.compile_activation_budget == share and f"{share:.0%} of activations kept" in str(
+        start["text"]
+    )
     assert len(start["notes"]) == 2 * other
 
 
@@ -171,7 +201,7 @@ def test_only_a_gpu_with_fp8_products_stores_weights_twice(monkeypatch, preset):
         monkeypatch.setattr(start_preset, "training_gpu", lambda gpu=gpu: gpu)
         start = start_preset.preset_as_start("lora", preset, TABS[0].configs[preset.family], "")
         stores.append(start["values"].get("fp8_transposed_weights") in (True, "true"))
-        shows.append("weights stored twice" in start["text"])
+        shows.append("weights stored twice" in str(start["text"]))
     assert stores == [True, False, False] and shows[0] and not shows[2]
 
 
@@ -193,11 +223,11 @@ def test_a_start_that_leaves_no_memory_to_spare_says_so_in_a_note(monkeypatch, m
     monkeypatch.setattr(start_preset, "training_gpu", lambda: Gpu("Gpu", memory))
     start = start_preset.starts("lora", {"flux": TABS[0].configs["flux"]})["flux"]
     assert any("close other programs" in str(note) for note in start["notes"]) is alone
-    assert "compiled; " in start["text"] and start_preset.ALONE not in start["text"]
+    assert "compiled; " in str(start["text"]) and start_preset.ALONE not in str(start["text"])
     least = next(preset for preset in preset_files.all_presets() if preset.id == "flux/lora-6gb")
     other = start_preset.preset_as_start("lora", least, TABS[0].configs["flux"], "")
     assert any("close other programs" in str(note) for note in other["notes"]) is alone
-    assert (start_preset.ALONE in start_preset.preset_sentence(least, Gpu("Gpu", memory))) is alone
+    assert (start_preset.ALONE in start_preset.description_for(least, Gpu("Gpu", memory)).settings) is alone
 
 
 def test_what_a_preset_sets_is_no_remark_once_its_switch_is_off_and_what_was_typed_is_one(monkeypatch):

@@ -101,15 +101,14 @@ def of_presets():
         text
         for preset in presets
         if preset.is_profile
-        for text in (compile_summary.name(preset), compile_summary.compiling_sentence(preset))
+        for text in (compile_summary.name(preset), str(preset.description.short()))
     ]
-    pieces = [
-        re.split("[,;] ", compile_summary.compiling_sentence(preset)) for preset in presets if not preset.is_profile
-    ]
+    lists = [preset.description for preset in presets if not preset.is_profile]
     return [
         *profile_texts,
         *(preset.title.template for preset in presets if not preset.is_profile),
-        *(preset_files.as_message(text).template for parts in pieces for text in parts),
+        *(preset_files.as_message(text).template for listed in lists for text in (*listed.settings, listed.figures)),
+        *(listed.figures_alone().template for listed in lists),
     ]
 
 

@@ -169,14 +169,13 @@ def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path
         places_tried = ", ".join(map(str, places)) or "no local folder was given"
         target_folder = places[-1] if places else Path("tokenizers") / name.replace("/", "_")
         raise ConfigError(
-            "the tokenizer {name} is on this machine neither in its folders ({places_tried}) nor "
-            "in the Hugging Face cache, and could not be downloaded ({reason}): go online once, "
-            "or copy its files ({stored}) into {where}",
+            "the tokenizer {name} is missing: go online once, or copy its files ({stored}) into {where}; it is neither "
+            "in its folders ({places_tried}) nor in the Hugging Face cache, and its download failed: {reason}",
             name=name,
-            places_tried=places_tried,
-            reason=first_line(e),
             stored=together(STORED[tokenizer_kind(name)][0]),
             where=target_folder,
+            places_tried=places_tried,
+            reason=first_line(e),
         ) from e
     if not has_tokenizer(folder, tokenizer_kind(name)):
         raise ConfigError(
