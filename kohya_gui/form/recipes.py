@@ -32,7 +32,7 @@ def apply_recipe(
     values = {**flatten_sections(changed(preset_config)), **recipe.options}
     proposal = recipe_files.proposed_steps(recipe, images, at_once) if images else None
     if proposal:
-        values[STEPS] = proposal.steps
+        values |= recipe_files.options_of_length(proposal, values)
     try:
         with_recipe = build_config(type(preset_config), values, notes=[])
     except ConfigError:  # it contradicts the user's settings for the model

@@ -148,3 +148,11 @@ def proposed_steps(recipe: Recipe, images: int, images_per_step: int = 1) -> Pro
         template = "{images}, of which some are not seen: {steps}, as more are rarely needed."
         del facts["times"]
     return ProposedSteps(steps, Message(template, **facts))
+
+
+def options_of_length(proposal: ProposedSteps, values: JsonMapping) -> JsonObject:
+    """Return the options for a proposed length. Samples show halfway, at the latest, what is being learned."""
+    options: JsonObject = {"max_train_steps": proposal.steps}
+    if interval := values.get("sample_every_n_steps"):
+        options["sample_every_n_steps"] = min(interval, max(proposal.steps // 2, 1))
+    return options

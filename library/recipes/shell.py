@@ -125,7 +125,7 @@ def with_recipe(preset: Preset, options: JsonObject, purpose: str, images: int) 
     if images > 0:
         images_per_step = config.data.train_batch_size * config.steps.gradient_accumulation_steps
         proposal = recipe_files.proposed_steps(recipe, images, images_per_step)
-        values["max_train_steps"] = proposal.steps
+        values |= recipe_files.options_of_length(proposal, values)
         notes.append(proposal.reason)
     return build_config(kind, values, preset.path.name, notes=[]), notes
 

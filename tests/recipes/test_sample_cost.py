@@ -61,3 +61,17 @@ def test_every_preset_samples_at_first_and_in_little_time(preset, monkeypatch):
     for config in configs:
         assert config.sample.sample_images and config.sample.sample_at_first and config.sample.sample_from_captions
         assert share(config) < 0.05, (preset.id, share(config))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
+@pytest.mark.parametrize("images", [1, 12, 100, 2000])
+def test_a_training_of_any_proposed_length_shows_halfway_what_it_learns(preset, images):
+    """Samples of the shortest trainings may take more of their time, so that there is something to see."""
+    plain = config_of(preset)
+    for recipe in recipe_files.fitting_recipes(plain):
+        values = {**flatten_sections(changed(plain)), **recipe.options}
+        proposal = recipe_files.proposed_steps(recipe, images)
+        config = build_config(type(plain), values | recipe_files.options_of_length(proposal, values), notes=[])
+        assert config.steps.max_train_steps == proposal.steps
+        assert config.sample.sample_every_n_steps <= min(proposal.steps / 2, values["sample_every_n_steps"])
+        assert share(config) < (0.12 if proposal.steps < 1000 else 0.06), (preset.id, recipe.purpose, share(config))
