@@ -10,8 +10,8 @@ SHIPPED_FAMILIES = ("flux", "sdxl")
 
 
 def ship(folder: Path) -> None:
-    """Copy the files of all families from `folder`/<family>, replacing earlier ones. Each folder has all of its
-    tokenizers, so that a copy of it is a whole model.
+    """Copy the files of all families from `folder`/<family>, replacing earlier ones. Equal files, such as tokenizers,
+    are listed for each family but stored once.
     """
     for family in SHIPPED_FAMILIES:
         facts = small_model.small_model_of(family)
@@ -24,6 +24,10 @@ def ship(folder: Path) -> None:
         for tokenizer in ("tokenizer", "tokenizer_2"):
             shutil.copytree(folder / family / tokenizer, place / tokenizer)
     small_model.write_checksums(SHIPPED_FAMILIES)
+    kept = {path for family in SHIPPED_FAMILIES for path in small_model.whole_files(family)}
+    copied = (path for family in SHIPPED_FAMILIES for path in (small_model.SMALL_MODELS_FOLDER / family).rglob("*"))
+    for path in [path for path in copied if path.is_file() and path not in kept]:
+        path.unlink()
 
 
 def main() -> None:

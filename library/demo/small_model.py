@@ -27,8 +27,8 @@ def small_model_of(family: str) -> SmallModel | None:
 def copy_small_model(family: str, folder: Path) -> None:
     """Copy a family's small model with its tokenizers into a folder. Raises ConfigError for files that are missing or
     damaged."""
-    for source in whole_files(family):
-        target = folder / source.relative_to(SMALL_MODELS_FOLDER / family)
+    for name, source in _whole(family).items():
+        target = folder / Path(name).relative_to(family)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
@@ -45,16 +45,25 @@ def copy_known_pictures(parent: Path) -> None:
 def whole_files(family: str) -> list[Path]:
     """Return the files of a family's small model, or the known pictures. Raises ConfigError that names missing and
     damaged ones."""
-    listed = {name: digest for name, digest in checksums().items() if name.split("/")[0] == family}
-    wrong = [name for name, digest in listed.items() if _digest(SMALL_MODELS_FOLDER / name) != digest]
-    if wrong or not listed:
+    return [*_whole(family).values()]
+
+
+def _whole(family: str) -> dict[str, Path]:
+    """Return the files of `whole_files` by their listed names. Of files with the same content, such as tokenizers, the
+    program has the first."""
+    listed, first = checksums(), dict[str, str]()
+    for name, digest in listed.items():
+        first.setdefault(digest, name)
+    sources = {name: first[digest] for name, digest in listed.items() if name.split("/")[0] == family}
+    wrong = [source for name, source in sources.items() if _digest(SMALL_MODELS_FOLDER / source) != listed[name]]
+    if wrong or not sources:
         raise ConfigError(
             "the demo's small model is not whole: {files} in {folder} is missing or damaged; download the program "
             "again, or restore the folder with git checkout",
             files=", ".join(wrong) or f"{family}/",
             folder=SMALL_MODELS_FOLDER,
         )
-    return [SMALL_MODELS_FOLDER / name for name in listed]
+    return {name: SMALL_MODELS_FOLDER / source for name, source in sources.items()}
 
 
 def checksums() -> dict[str, str]:
