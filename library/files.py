@@ -218,7 +218,8 @@ def blocking_path(folder: Path) -> Path | None:
 def nearest_existing(path: str | Path) -> Path | None:
     """Return the innermost part that exists of a path that may not exist yet; None on a drive that is not there."""
     path = Path(path).absolute()
-    return next((part for part in (path, *path.parents) if part.exists()), None)
+    # `Path.exists` raises for what is in a folder that may not be entered.
+    return next((part for part in (path, *path.parents) if os.path.exists(part)), None)
 
 
 def free_space(path: str | Path) -> int:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from library import data, families, methods
-from library.check import adapter_files, graph_limit, machine, meta_model, sample_prompts, training_length
+from library.check import (
+    adapter_files,
+    graph_limit,
+    machine,
+    meta_model,
+    sample_prompts,
+    training_length,
+)
 from library.config import building, code_names, ineffective, schema
 from library.config.environment import first_process, process_count
 from library.config.json_types import JsonObject
@@ -20,7 +27,7 @@ from library.families.base import Family
 from library.files import blocking_path, free_space
 from library.methods import lycoris
 from library.optim import optimizers
-from library.outputs import hub, metadata, paths, trackers
+from library.outputs import hub, metadata, paths, trackers, written_paths
 from library.runs import reader, registry
 from library.runs.record import Record
 from library.train.journal import Progress
@@ -132,12 +139,9 @@ def evaluate(
             if is_new(problem, stage):
                 new_problems.append(problem)
 
-    remarks: list[MessageLike] = [
-        *images.warnings,
-        *training_length.length_notes(config, images),
-        *code_notes(config),
-        *announced,
-    ]
+    remarks: list[MessageLike] = [*images.warnings, *code_notes(config), *announced]
+    if not failed["length"]:
+        remarks += training_length.length_notes(config, images)
     # Notes on unreadable parts would only raise errors.
     with _collect_errors(bool(earlier), []):
         for remark in _find_remarks(config, images, failed, earlier, new_problems):
@@ -163,6 +167,7 @@ def _stages(
         "network": lambda: [*methods.find_method_problems(config), *unreachable],
         "optimizer": lambda: optimizers.find_optimizer_problems(config),
         "save": lambda: paths.find_output_problems(config),
+        "writable": lambda: written_paths.find_written_path_problems(config),
         "space": lambda: _check_disk_space(config),
         "alone": lambda: _check_other_trainings(config),
         "samples": lambda: sample_prompts.unusable_prompts(config),

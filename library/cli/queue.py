@@ -6,7 +6,7 @@ from collections.abc import Callable
 from library.cli import shown
 from library.cli.main import EXIT_DONE, EXIT_MISUSED
 from library.config.arguments import Arguments
-from library.config.problems import ConfigError, printable_text
+from library.config.problems import ConfigError, one_line
 from library.runs import queue
 from library.runs.queue_rows import QueueRow, queue_rows
 from library.trainings.adding import check_and_add
@@ -85,7 +85,7 @@ def _check_and_add(argv: list[str], own: dict[str, bool]) -> None:
         return shown.print_json(facts)
     for hint in added.hints:
         print(f"note: {hint}")
-    print(_reword_for_shell(str(added.said)))
+    print(one_line(_reword_for_shell(str(added.said))))
     return None
 
 
@@ -123,7 +123,7 @@ def _list(as_json: bool) -> None:
             f"{f'{d.words}:' if d.words else d.option} {d.value or 'default'} instead of {d.before or 'default'}"
             for d in row.differences
         )
-        print(printable_text(f"{row.name}, unlike {row.compared_with}: {', '.join(changes)}"))
+        print(one_line(f"{row.name}, unlike {row.compared_with}: {', '.join(changes)}"))
     if now.paused:
         print(f"paused ({now.paused}): kohya queue resume continues it")
     elif now.halted:
@@ -190,4 +190,4 @@ def _say(as_json: bool, sentence: str, entry: str = "") -> None:
     if as_json:
         shown.print_json({**listing(), "said": sentence, "entry": entry})
     else:
-        print(sentence)
+        print(one_line(sentence))

@@ -10,7 +10,7 @@ from library.cli import shown
 from library.cli.main import EXIT_FAILED
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
-from library.config.problems import MessageLike, printable_text
+from library.config.problems import MessageLike, one_line, printable_text
 from library.runs import deleting, explain, layout, overview, queue, queue_rows, reader, stop
 from library.trainings import comparing
 from library.trainings.reopening import resume_run
@@ -123,7 +123,7 @@ def _show(arguments: argparse.Namespace) -> None:
         "log": str(run.folder / layout.LOG),
         "saved": ", ".join(files),
     }
-    print(printable_text(f"{summary.name}: {summary.title} ({run.id})"))
+    print(one_line(f"{summary.name}: {summary.title} ({run.id})"))
     for name, value in lines.items():
         if str(value) not in ("", shown.UNKNOWN):
             print(printable_text(f"  {name}: {value}"))
@@ -198,7 +198,7 @@ def _remove(arguments: argparse.Namespace) -> int | None:
         for deletion in deletions:
             print(deletion.sentence())
             for path in deletion.files:
-                print(printable_text(f"  {path}"))
+                print(one_line(f"  {path}"))
     question = "Delete it?" if len(deletions) == 1 else f"Delete these {len(deletions)}?"
     if arguments.json:
         question = " ".join([*(str(deletion.sentence()) for deletion in deletions), question])

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from library.bench.report import align_columns
 from library.cli.main import EXIT_DONE, EXIT_FAILED, complain
-from library.config.problems import ConfigError, Message, MessageLike, printable_text
+from library.config.problems import ConfigError, Message, MessageLike, one_line
 from library.runs import reader
 from library.runs.durations import duration_in_words, local_time
 
@@ -78,7 +78,7 @@ def confirm(question: MessageLike, yes: bool) -> bool:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[MessageLike]]) -> None:
     """Print rows below a head in aligned columns."""
-    cells = [[cell if isinstance(cell, Message) else printable_text(cell) for cell in row] for row in (head, *rows)]
+    cells = [[cell if isinstance(cell, Message) else one_line(cell) for cell in row] for row in (head, *rows)]
     for line in align_columns(cells):
         print(line)
 

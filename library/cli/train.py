@@ -11,10 +11,10 @@ from pathlib import Path
 from library.check import preflight
 from library.config import building
 from library.config.environment import first_process
-from library.config.problems import ConfigError, Message, Problem
+from library.config.problems import ConfigError, Message, Problem, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.sections import Log
-from library.outputs import hub, paths
+from library.outputs import hub, paths, written_paths
 from library.runs import locking
 from library.train.loop import run_training
 
@@ -44,10 +44,11 @@ def train(config: RunConfig, notes: Sequence[Problem] | None = None, began: floa
 def listen(log: Log) -> None:
     """Send log messages to the console, or to `console_log_file`, from `console_log_level` on.
 
-    With `console_log_simple` the bare message goes to stdout, as older tools expect.
+    With `console_log_simple` the bare message goes to stdout, as older tools expect. Raises ConfigError for a file that
+    cannot be written.
     """
     if log.console_log_file:
-        handler: logging.Handler = logging.FileHandler(log.console_log_file, encoding="utf-8")
+        handler: logging.Handler = _log_file(log.console_log_file)
     else:
         handler = logging.StreamHandler(sys.stdout if log.console_log_simple else sys.stderr)
     plain = "%(message)s"
@@ -67,6 +68,16 @@ def listen(log: Log) -> None:
     # The first product of a backward pass runs in a thread without a CUDA context, which PyTorch then creates.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
     logging.captureWarnings(True)
+
+
+def _log_file(path: str) -> logging.FileHandler:
+    """Return the handler of `console_log_file`, in a folder that need not exist. Raises ConfigError."""
+    raise_if_any(written_paths.written_file_problems("console_log_file", path))
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return logging.FileHandler(path, encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(written_paths.unwritable("console_log_file", path, e.strerror or str(e))) from e
 
 
 @contextlib.contextmanager

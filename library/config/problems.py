@@ -8,6 +8,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -35,6 +36,11 @@ def printable_text(value: Any) -> str:
     return text if text.isprintable() else OBEYED.sub(_escape, text)
 
 
+def one_line(value: Any) -> str:
+    """Return printable text in one line: a line end in a name would imitate a line of its own."""
+    return re.sub("[\t\n\r]", _escape, printable_text(value))
+
+
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0
@@ -44,6 +50,8 @@ def _escape(match: re.Match[str]) -> str:
 def _as_argument(value: Any) -> "str | Message":
     if isinstance(value, ConfigError):  # as a text its sentences would stay English
         return value.said
+    if isinstance(value, PurePath):
+        return one_line(value)
     return value if isinstance(value, Message) else printable_text(value)
 
 

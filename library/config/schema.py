@@ -22,7 +22,7 @@ from library.config.values import Option
 S = TypeVar("S")  # a section
 HINTS = {
     *("usual", "min", "max", "ceiling", "kind", "weighted", "split", "parse"),
-    *("label", "words", "advanced", "shown_with"),
+    *("label", "words", "advanced", "shown_with", "written"),
 }
 
 
@@ -34,7 +34,8 @@ def opt(default: Any, help: str, **hints: Any) -> Any:
     file, FILE:0.8; `split`, a function from text to several values, if blanks do not always part them; `parse`, a
     function from any value to the option's type; `usual`, the proposal for a negative number (else the default; None:
     nothing); `label`, if the name alone reads badly; `words` of choices that read badly; `advanced`, to fold it away;
-    `shown_with`, see `Option.shown_with`.
+    `shown_with`, see `Option.shown_with`; `written`, if the training writes into the path: "always", or "if missing"
+    where it first reads what is there.
     """
     if unknown := set(hints) - HINTS:
         raise TypeError(f"unknown hints: {', '.join(sorted(unknown))}")

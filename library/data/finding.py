@@ -38,6 +38,7 @@ def survey_data(config: RunConfig, report: Report | None = None, keep: bool = Tr
     use = config.control_images
     masks = use.inpaints or (config.data.masked_loss and not use.guided)
     survey = Survey(ImageSet([], ()), report, keep, control_use=use, takes_masks=masks, how=decoding(config))
+    survey.list_option = "metadata_file" if config.data.dataset_config else "in_json"
     drafts, survey.problems = drafted(config)
     datasets = _with_subsets(survey, [draft for draft in drafts if draft.subsets or not config.data.dataset_config])
     learned: list[list[Image]] = []  # by data set

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from library.config.problems import Message, MessageLike, Problem
+from library.config.problems import Message, MessageLike, Problem, one_line
 from library.data.pixels import ALWAYS, PLUGINS, extensions
 
 # Formats that sd-scripts does not read either: a warning names these files.
@@ -187,7 +187,7 @@ def folders_to_train(parent: Path, repeats: int) -> list[Concept]:
 
 def some(names: Sequence[Any], max_names: int = 5) -> MessageLike:
     """Return the first names for a message: a, b, c and 7 more."""
-    shown = ", ".join(str(name) for name in names[:max_names])
+    shown = ", ".join(one_line(name) for name in names[:max_names])
     more = len(names) - max_names
     return Message("{shown} and {more} more", shown=shown, more=more) if more > 0 else shown
 

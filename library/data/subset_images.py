@@ -88,7 +88,7 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
     try:
         entries = metadata.read_metadata_file(subset.metadata_file or "", subset.image_dir, subset.caption_separator)
     except ConfigError as e:
-        survey.problems += cap_problems([problem.replaced(topic="images") for problem in e.problems])
+        survey.problems += cap_problems([_about_list(survey, problem) for problem in e.problems])
         return []
     candidates, absent = [], []
     for entry in entries:
@@ -106,13 +106,9 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
         _count_unread(survey, subset, entry.path, words)
         candidates.append(FoundImage(entry.path, size, words, "", entry.controls))
     if absent:
-        survey.problems.append(
-            about_images(
-                "{metadata_file} lists images that are not there: {absent}",
-                metadata_file=subset.metadata_file,
-                absent=some(absent),
-            )
-        )
+        template = "{metadata_file} lists images that are not there: {absent}"
+        problem = Problem("", template, metadata_file=subset.metadata_file, absent=some(absent))
+        survey.problems.append(_about_list(survey, problem))
     elif twice := sorted(
         path for path, times in Counter(candidate.path for candidate in candidates).items() if times > 1
     ):
@@ -125,8 +121,16 @@ def _from_metadata(survey: Survey, subset: SubsetConfig) -> list[FoundImage]:
             )
         )
     elif not candidates:
-        survey.problems.append(about_images("{metadata_file} lists no images", metadata_file=subset.metadata_file))
+        problem = Problem("", "{metadata_file} lists no images", metadata_file=subset.metadata_file)
+        survey.problems.append(_about_list(survey, problem))
     return sorted(candidates, key=lambda candidate: candidate.path)
+
+
+def _about_list(survey: Survey, problem: Problem) -> Problem:
+    # An option that names the file lets a form show the problem beside its field.
+    if problem.option:
+        return problem.replaced(topic="images")
+    return problem.replaced(option=survey.list_option, template=f": {problem.template}", topic="images")
 
 
 def read_sizes(

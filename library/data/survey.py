@@ -46,6 +46,7 @@ class Survey:
     unpaired: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # folder of reference images, or metadata file that should name them -> images without one
     unreferenced: dict[str, list[str]] = field(default_factory=dict)
+    list_option: str = "in_json"  # the option, or key of a data set, that names a file with a list of images
     takes_masks: bool = False  # whether masks of the loss, or of what is to be painted, have a use
     beside: dict[str, set[str]] = field(default_factory=dict)  # folder of masks or control images -> names in use
     unmasked: list[str] = field(default_factory=list)  # images without a mask of the region to inpaint

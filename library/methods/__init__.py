@@ -72,11 +72,11 @@ def find_method_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("base_bits", template, why=obstacle, fix={"base_bits": None, "int8_base": True})
     yield from network_args.find_network_args_problems(config)
     yield from lycoris.find_lycoris_problems(config)
-    files = {"network_weights": config.network.network_weights}
-    files |= {f"base_weights {i}": path for i, path in enumerate(config.network.base_weights or (), 1)}
+    files = [("network_weights", config.network.network_weights)]
+    files += [("base_weights", path) for path in config.network.base_weights or ()]
     if not any(strength_problems("assistant_lora", config.network.assistant_lora)):  # else its rule names it
-        files["assistant_lora"], _ = split_strength(config.network.assistant_lora or "")
-    for option, path in files.items():
+        files.append(("assistant_lora", split_strength(config.network.assistant_lora or "")[0]))
+    for option, path in files:
         # The other files may be downloaded from the hub later, network_weights not.
         if path and not Path(path).is_file() and not (option != "network_weights" and is_file_id(path)):
             if Path(path).is_dir():

@@ -15,10 +15,13 @@ from library.config.problems import ConfigError, Message, Problem, counted
 
 
 def read_tensors(path: str | Path, what: str, option: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors, .pt or .ckpt file by name. Raises ConfigError if it is missing, not `what`,
-    or holds NaN or infinity, then about the option that names it.
+    """Return the tensors of a .safetensors, .pt or .ckpt file by name. Raises ConfigError about the option that names
+    it, if it is missing, not `what`, or holds NaN or infinity.
     """
-    tensors = read_unchecked(path, what)
+    try:
+        tensors = read_unchecked(path, what)
+    except ConfigError as e:
+        raise ConfigError(*(_about(option, problem) for problem in e.problems)) from e
     unused = unused_alphas(tensors)
     refuse_damaged({name: value for name, value in tensors.items() if name not in unused}, path, option)
     return tensors
@@ -30,7 +33,11 @@ def refuse_damaged(tensors: Mapping[str, Any], path: str | Path, option: str = "
     if broken := [name for name, value in values if not is_finite(value)]:
         template = "{path} is damaged: {tensors} with NaN or infinity, first {tensor}; choose another file"
         problem = Message(template, path=path, tensor=broken[0], tensors=counted(len(broken), "tensor"))
-        raise ConfigError(Problem(option, ": {problem}", problem=problem) if option else problem)
+        raise ConfigError(_about(option, problem))
+
+
+def _about(option: str, problem: Message) -> Message:
+    return Problem(option, ": {problem}", problem=problem) if option else problem
 
 
 def unused_alphas(names: Collection[str]) -> set[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from library import families
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import check_file_size, read_regular
+from library.config.outside_files import check_file_size, open_regular, read_regular
 from library.config.problems import ConfigError, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import option_values
@@ -115,11 +115,9 @@ class Hashes:
 def short_hash(path: Path) -> str:
     """Return the hash of 2022's web UI: 8 digits over 64 KiB at 1 MiB."""
     try:
-        with open(path, "rb") as f:
+        with open_regular(path) as f:
             f.seek(0x100000)
             return hashlib.sha256(f.read(0x10000)).hexdigest()[:8]
-    except IsADirectoryError:
-        return "IsADirectory"
     except OSError:
         return "IsADirectory" if path.is_dir() else "NOFILE"
 
@@ -127,10 +125,8 @@ def short_hash(path: Path) -> str:
 def long_hash(path: Path) -> str:
     """Return the SHA-256 of the whole file."""
     try:
-        with open(path, "rb") as f:
+        with open_regular(path) as f:
             return hashlib.file_digest(f, "sha256").hexdigest()
-    except IsADirectoryError:
-        return "IsADirectory"
     except OSError:
         return "IsADirectory" if path.is_dir() else "NOFILE"
 

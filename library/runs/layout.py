@@ -4,6 +4,7 @@ A file's `texts` list where its messages are and how they were made, so that the
 language. Nothing is recognised by its wording, so a user's own words stay unchanged.
 """
 
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,7 +71,7 @@ def is_run_id(text: Any) -> bool:
 def stop_asked(folder: Path) -> str:
     """Return the stop requested for this run: one of STOPS, "" for none."""
     try:
-        with open_regular(folder / STOP) as file:
+        with open_record(folder / STOP) as file:
             request = file.read(MAX_REQUEST).decode("utf-8", "replace").strip()
     except OSError:
         return ""
@@ -120,6 +122,15 @@ def _is_sound_fact(name: str, value: Any) -> bool:
     if name in PLACES and ("\0" in value or len(value) > LONGEST_PATH):  # which calls of the system raise for
         return False
     return not isinstance(value, int | float) or abs(value) <= MAX_FACT  # neither NaN nor infinite
+
+
+def open_record(path: Path) -> BufferedReader:
+    """Open a file of a run for reading. Raises OSError for a link, which may lead to a private file, and for whatever
+    is no regular file.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return open_regular(path)
 
 
 def load_changed(path: str) -> JsonObject:

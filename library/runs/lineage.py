@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from library.config.json_types import JsonMapping, JsonObject, as_float
-from library.config.outside_files import load_toml, open_regular, read_regular
+from library.config.outside_files import load_toml, read_regular
 from library.config.problems import ConfigError
 from library.files import STATE_FACTS
 from library.runs import layout, registry
@@ -33,7 +33,7 @@ def parent_run(folder: Path) -> tuple[Path, int | None] | None:
 def _before_first(folder: Path) -> int | None:
     """Return the step before the first recorded step of a run."""
     try:
-        with open_regular(folder / layout.PROGRESS) as file:
+        with layout.open_record(folder / layout.PROGRESS) as file:
             first = next((line for line, _ in layout.event_lines(file) if b'"kind": "step"' in line), b"{}")
         step = layout.parse_facts(first).get("step")
     except (OSError, ValueError):

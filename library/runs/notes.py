@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from library.config.outside_files import open_regular
 from library.config.problems import ConfigError
 from library.files import remove, write_atomic
+from library.runs import layout
 
 NOTE = "note.txt"
 MAX_NOTE_LENGTH = 20_000  # maximum characters
@@ -14,7 +14,7 @@ MAX_NOTE_BYTES = 4 * MAX_NOTE_LENGTH
 def read_note(folder: Path) -> str:
     """Return the note about the run in this folder, "" without one."""
     try:
-        with open_regular(folder / NOTE) as file:
+        with layout.open_record(folder / NOTE) as file:
             text = file.read(MAX_NOTE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import open_regular
 from library.config.problems import ConfigError, Message, MessageLike
 from library.families import config_class, facts_of
 from library.runs import layout, notes, reader
@@ -166,7 +165,7 @@ def _latest(run: reader.RecordedRun) -> JsonMapping:
 def _latest_events(path: str, written: tuple[int, int, int]) -> JsonObject:
     """Return the latest numbers among the last events of a file; `written` is part of the cache key."""
     try:
-        with open_regular(path) as file:
+        with layout.open_record(Path(path)) as file:
             file.seek(max(0, written[1] - TAIL))
             lines = file.read(TAIL).splitlines()
     except OSError:

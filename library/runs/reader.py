@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.outside_files import open_regular
 from library.config.problems import ConfigError, MessageLike
 from library.runs import explain, layout, lineage, process, registry
 
@@ -203,7 +202,7 @@ def log_end(folder: Path, lines: int = 200, size: int = 65536) -> LogEnd:
     """Return the end of a run's log. Reads only the end of the file."""
     file = folder / layout.LOG
     try:
-        with open_regular(file) as log:
+        with layout.open_record(file) as log:
             log.seek(0, 2)
             begin = max(0, log.tell() - size)
             log.seek(begin)
@@ -233,7 +232,7 @@ def new_events(folder: Path, since: int = 0) -> Iterator[tuple[JsonObject, int]]
     that byte alone. An incomplete line waits for the next call; a broken one is skipped.
     """
     try:
-        with open_regular(folder / layout.PROGRESS) as progress:
+        with layout.open_record(folder / layout.PROGRESS) as progress:
             length = progress.seek(0, 2)
             end = since if 0 <= since <= length else 0
             progress.seek(end)

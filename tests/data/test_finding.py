@@ -346,7 +346,8 @@ def test_all_wrong_entries_of_metadata_are_named_in_plain_words(tmp_path):
     problems = data.check_data(make.config(tmp_path, in_json=str(tmp_path / "meta.json")), 32).problems
     wrong = (("a.png", "'a cat'"), ("b.png", "None"))
     said = [f"'{name}' must be an object with caption or tags, got {value}" for name, value in wrong]
-    assert [str(problem).split(": ", 1)[1] for problem in problems] == said
+    assert [str(problem).split("meta.json: ", 1)[1] for problem in problems] == said
+    assert {problem.option for problem in problems} == {"in_json"}
     (tmp_path / "meta.jsonl").write_text('{"image_path": "a.png"}\n\n{"caption": "x"}')
     (problem,) = data.check_data(make.config(tmp_path, in_json=str(tmp_path / "meta.jsonl")), 32).problems
     assert "meta.jsonl, line 3: it must have image_path, or file_name and text" in str(problem)

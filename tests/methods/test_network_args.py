@@ -127,7 +127,7 @@ def test_files_that_are_not_there(sdxl_config):
     config = sdxl_config(network_weights="no.safetensors", base_weights=["nor_this.safetensors"])
     assert [*map(str, wrong(config))] == [
         "network_weights: no.safetensors does not exist",
-        "base_weights 1: nor_this.safetensors does not exist",
+        "base_weights: nor_this.safetensors does not exist",
     ]
 
 

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from library.runs import explain, layout, lineage, process, reader, registry, stop
+from library.runs import explain, layout, lineage, notes, overview, process, reader, registry, stop
+from tests import links
 
 
 @pytest.fixture(autouse=True)
@@ -184,3 +185,15 @@ def test_a_log_shows_the_cause_of_a_failure(log, words):
 
 def test_no_cause_is_invented():
     assert explain.cause("step 1\nstep 2\nall is well") is None
+
+
+@pytest.mark.parametrize("name", [layout.LOG, layout.PROGRESS, notes.NOTE, layout.STOP])
+def test_file_of_a_run_that_is_a_link_is_not_read(tmp_path, name):
+    folder = make(tmp_path)
+    (tmp_path / "private").write_text(json.dumps({"kind": "step", "step": 7}) + "\n")
+    with links.skip_without():
+        (folder / name).symlink_to(tmp_path / "private")
+    assert reader.tail(folder) == "" and notes.read_note(folder) == ""
+    assert reader.read_events(folder) == ([], 0)
+    assert overview._latest_events(str(folder / layout.PROGRESS), (1, 1000, 1)) == {}
+    assert layout.stop_asked(folder) in ("", "after_step")

@@ -2,11 +2,14 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from library.cli import queue, shown
 from library.cli.main import main
-from library.config.problems import ConfigError, Message, Problem, printable_text
+from library.config.problems import ConfigError, Message, Problem, one_line, printable_text
+from library.data.folders import some
 from library.runs import layout, notes, registry
 
 # How a name would change the window's title, colour a line, delete it, write over it, or turn it round.
@@ -77,3 +80,22 @@ def test_no_command_about_runs_prints_such_a_sign(tmp_path, monkeypatch, capsys,
             assert usage.code
         captured = capsys.readouterr()
         assert_shown(captured.out + captured.err)
+
+
+LINE_ENDS = ("\n", "\r\n", "\r")
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+def test_no_name_imitates_a_line(capsys, end):
+    name = f"a{end}FIX output_dir: none"
+    for text in (one_line(name), str(Message("{path}", path=Path(name))), str(some([name]))):
+        assert len(text.splitlines()) == 1 and "FIX" in text
+    shown.print_table(("name", "state"), [(name, "done")])
+    queue._say(False, f"{name} is in the queue")
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_no_sentence_about_the_queue_has_such_a_sign(capsys, hostile):
+    queue._say(False, f"a{hostile}b is in the queue")
+    assert_shown(capsys.readouterr().out)

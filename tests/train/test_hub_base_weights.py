@@ -158,8 +158,8 @@ def test_every_option_that_names_a_file_says_the_form_to_write(shallow, tmp_path
     named = config_of(shallow, SCRIPT, base_weights=[address, "someone/adapters"], network_weights=NAME)
     first, second, third = (str(one) for one in methods.find_method_problems(named))
     assert first.startswith("network_weights: ") and f"kohya models get {NAME}" in first
-    assert "base_weights 1: " in second and "write someone/adapters/a.safetensors instead" in second
-    assert "base_weights 2: " in third and "name one file in it" in third
+    assert "base_weights: " in second and "write someone/adapters/a.safetensors instead" in second
+    assert "base_weights: " in third and "name one file in it" in third
     named = config_of(shallow, SCRIPT, pretrained_model_name_or_path="https://huggingface.co/someone/model")
     (problem,) = families.family_for(named).problems()
     assert "write someone/model instead" in str(problem)

@@ -63,6 +63,7 @@ class Model:
         "A folder to read tokenizers from, or keep them in. Those beside the model come first.",
         label="Tokenizer folder",
         kind="folder",
+        written="if missing",
         advanced=True,
     )
     v2: bool = opt(

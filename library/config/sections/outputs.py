@@ -330,7 +330,9 @@ class Hub:
 class Log:
     """Trackers and log messages of a training."""
 
-    logging_dir: str | None = opt(None, "The folder for TensorBoard logs.", kind="folder", label="Log folder")
+    logging_dir: str | None = opt(
+        None, "The folder for TensorBoard logs.", kind="folder", label="Log folder", written="always"
+    )
     log_with: Literal["tensorboard", "wandb", "all"] | None = opt(
         None, "The tracker of the training. Not set: TensorBoard, if a log folder is set."
     )
@@ -353,7 +355,12 @@ class Log:
         None, "The level of the log messages. Not set: info.", label="Log level", advanced=True
     )
     console_log_file: str | None = opt(
-        None, "Print to this file instead of the console.", label="Log file", kind="file", advanced=True
+        None,
+        "Print to this file instead of the console.",
+        label="Log file",
+        kind="file",
+        advanced=True,
+        written="always",
     )
     console_log_simple: bool = opt(False, "Print plain lines, without colours.", label="Simple log", advanced=True)
 
