@@ -118,6 +118,20 @@ def test_another_image_under_the_same_name_is_encoded_again(folder, config, kept
     assert counts(config) == (0, 0)
 
 
+def test_another_image_of_the_same_length_is_encoded_again(tmp_path):
+    folder = tmp_path / "1_cat"
+    for number in range(2):
+        make.picture(folder / f"{number}.bmp", (64, 64), seed=number)
+    config, before = make.config(tmp_path, **DISK), (folder / "0.bmp").stat()
+    encoded(config)
+    make.picture(folder / "0.bmp", (64, 64), seed=99)
+    os.utime(folder / "0.bmp", ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+    assert (folder / "0.bmp").stat().st_size == before.st_size
+    assert counts(config)[0] == 1
+    os.utime(folder / "1.bmp")  # only touched
+    assert counts(config)[0] == 0
+
+
 def test_a_moved_data_set_is_not_encoded_again(folder, config, tmp_path):
     encoded(config)
     shutil.copytree(folder.parent, tmp_path / "moved", copy_function=shutil.copyfile)

@@ -114,14 +114,30 @@ def test_sampled_sigmas_follow_their_distribution():
     for sampling, expected in cases.items():
         drawn = flow.sampled(latents, noise(timestep_sampling=sampling), generator())
         torch.testing.assert_close(drawn.quantile(q), expected, atol=0.015, rtol=0, msg=sampling)
+    wide = flow.sampled(latents, noise(timestep_sampling="sigmoid", sigmoid_scale=2.0), generator())
+    torch.testing.assert_close(wide.quantile(q), torch.sigmoid(2 * quartiles.logit()), atol=0.015, rtol=0)
     normal = flow.sampled(latents, noise(weighting_scheme="logit_normal", discrete_flow_shift=1.0), generator())
     torch.testing.assert_close(normal.quantile(q), quartiles, atol=0.015, rtol=0)
 
 
-def test_mode_scheme_maps_the_uniform_draw():
-    density = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
-    expected = [1 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1 + u) for u in (0.0, 0.5, 1.0)]
-    torch.testing.assert_close(density, torch.tensor(expected), atol=1e-6, rtol=1e-6)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weighting_scheme": "mode", "mode_scale": 0.8},
+        {"weighting_scheme": "logit_normal", "logit_mean": 0.6, "logit_std": 1.4},
+        {"weighting_scheme": "none"},
+    ],
+    ids=lambda options: options["weighting_scheme"],
+)
+def test_schemes_draw_positions_as_diffusers_does(options):
+    from diffusers.training_utils import compute_density_for_timestep_sampling
+
+    theirs = compute_density_for_timestep_sampling(batch_size=9, **options, generator=generator())
+    drawing = generator()
+    ours = flow.density(
+        noise(**options), lambda: torch.rand(9, generator=drawing), lambda: torch.randn(9, generator=drawing)
+    )
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():
