@@ -15,6 +15,7 @@ from library.config.problems import ConfigError
 from library.config.schema import options_of
 from library.families.flux.options import FluxFlow
 from library.objectives import flow
+from tests.families.expectations import expected as expected_of
 
 VECTORS = Path(__file__).parent.parent / "golden" / "sd_scripts_vectors.json"
 GOLDEN = json.loads(VECTORS.read_text(encoding="utf-8"))
@@ -199,6 +200,17 @@ def test_given_timesteps_are_used():
     noised = flow.noised(torch.zeros(2, 1, 2, 2), noise(), loss(), generator(), sigmas)
     assert torch.equal(noised.sigmas, sigmas)
     torch.testing.assert_close(noised.latents, sigmas.view(-1, 1, 1, 1) * noised.target)
+
+
+LORAS = {name: families.config_class(families.lora_script(name)) for name in families.FAMILIES}
+FLOWS = [name for name, cls in LORAS.items() if "timestep_sampling" in options_of(cls)]
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_where_nothing_is_set_timesteps_are_those_of_the_usual_recipe(name):
+    for script in families.facts_of(name).scripts:
+        options = families.config_class(script)().noise
+        assert (options.timestep_sampling, options.discrete_flow_shift) == expected_of(name, "timesteps"), script
 
 
 def test_same_seed_same_noise_and_global_random_state_untouched():
