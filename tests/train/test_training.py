@@ -399,7 +399,7 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps([{"prompt": "zorb", "width": 64, "height": 64, "sample_steps": 1, "seed": 5}]))
     folder = tmp_path / "out"
-    run(
+    outcome = run(
         "flux_train_network",
         output_dir=folder,
         output_name="m",
@@ -410,6 +410,7 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
     )
     names = sorted(path.name for path in (folder / "sample").iterdir())
     assert [re.sub(r"\d{14}", "T", name) for name in names] == ["m_e000001_00_T_5.png", "m_e000002_00_T_5.png"]
+    assert [event["step"] for event in outcome.events("sample")] == [4, 8]  # names of one second are the same
 
 
 # ---- stopping
