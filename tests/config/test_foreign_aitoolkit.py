@@ -97,6 +97,11 @@ AITOOLKIT = [
     (FLUX_AI, {"train.lr_scheduler": "constant_with_warmup"}, {"lr_warmup_steps": 1000}),
     (
         FLUX_AI,
+        {"train.lr_scheduler": "cosine", "train.lr_scheduler_params.num_warmup_steps": 50},
+        {"lr_scheduler": "cosine", "lr_warmup_steps": 50},
+    ),
+    (
+        FLUX_AI,
         {"train.dtype": "bf16", "train.gradient_checkpointing": False},
         {"mixed_precision": "bf16", "gradient_checkpointing": False},
     ),

@@ -139,9 +139,9 @@ def test_mirroring_mirrors_the_crop_that_sdxl_is_told():
     from library.data.images import Image
     from library.data.loading import size_conditioning
 
-    image = Image("x", (640, 480), "", 1, None, 0, BucketFit((640, 448), (640, 480)))
-    assert size_conditioning(image, flip=False) == [480, 640, 0, 21, 448, 640]
-    assert size_conditioning(image, flip=True) == [480, 640, 0, 21, 448, 640], "640 - 618.33, cut to a whole number"
+    image = Image("x", (852, 640), "", 1, None, 0, BucketFit((640, 448), (640, 481)))
+    assert size_conditioning(image, flip=False) == [640, 852, 0, 21, 448, 640]
+    assert size_conditioning(image, flip=True) == [640, 852, 0, 22, 448, 640], "640 - 617.4, cut to a whole number"
 
 
 def test_latents_text_and_mirrored_latents_come_from_the_caches(tmp_path):
@@ -191,7 +191,8 @@ def test_transparency_is_a_mask_at_the_size_of_the_latents(tmp_path, cached):
     assert len({tuple(m.flatten().tolist()) for m in batch.mask}) == 3
 
 
-def test_mask_images_are_cut_like_their_image(tmp_path):
+@pytest.mark.parametrize("cached", [False, True])
+def test_mask_images_are_cut_and_mirrored_like_their_image(tmp_path, cached):
     from PIL import Image as Pillow
 
     folder = make.folder(tmp_path, "x", ((128, 64),))
@@ -199,11 +200,21 @@ def test_mask_images_are_cut_like_their_image(tmp_path):
     mask.paste((255, 0, 0), (0, 0, 48, 64))
     (tmp_path / "masks").mkdir()
     mask.save(tmp_path / "masks" / "00.png")
-    toml = f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
-    (tmp_path / "d.toml").write_text(toml + f"conditioning_data_dir = '{tmp_path / 'masks'}'\n")
-    (batch,) = batches_of(make.config(None, dataset_config=str(tmp_path / "d.toml"), masked_loss=True))
+    toml = f"[[datasets]]\nresolution = 64\nbatch_size = 9\n[[datasets.subsets]]\nimage_dir = '{folder}'\n"
+    toml += "num_repeats = 9\n"
+    (tmp_path / "d.toml").write_text(toml + f"flip_aug = true\nconditioning_data_dir = '{tmp_path / 'masks'}'\n")
+    config = make.config(None, dataset_config=str(tmp_path / "d.toml"), masked_loss=True, cache_latents=cached)
+    images = data.scan(config)
+    encoding.encode_missing_caches(images, make.Family(), make.parts(), config, make.Run(), print)
+    (batch,) = batches_of(config, images=images)
+    pictures = batch.latents if cached else batch.pixels
     # Of the middle, pixels 32 to 96, the first 16 are red. Stretching the whole mask would make it 3 of 8.
-    assert batch.mask[0, 0, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    left = [1, 1, 0, 0, 0, 0, 0, 0]
+    mirrored = [mask[0, 0].tolist() == left[::-1] for mask in batch.mask]
+    assert all(mask[0, 0].tolist() in (left, left[::-1]) for mask in batch.mask) and len({*mirrored}) == 2
+    upright = pictures[mirrored.index(False)]
+    for picture, is_mirrored in zip(pictures, mirrored, strict=True):
+        torch.testing.assert_close(picture, upright.flip(-1) if is_mirrored else upright)
 
 
 def test_a_mask_counts_by_the_area_that_it_covers_of_each_latent(tmp_path):

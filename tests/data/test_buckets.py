@@ -19,6 +19,10 @@ def test_lists_of_buckets_are_sd_scripts(case):
     assert [list(size) for size in actual] == case["resos"]
 
 
+def test_bounds_between_two_steps_are_widened():
+    assert resolutions((1024, 1024), 300, 1500, 64) == resolutions((1024, 1024), 256, 1536, 64)
+
+
 @pytest.mark.parametrize("mode", ["upscale", "no_upscale"])
 @pytest.mark.parametrize("case", GOLDEN["select_bucket_1024_256_2048_64"], ids=lambda c: str(c["image"]))
 def test_images_fall_into_the_buckets_of_sd_scripts(case, mode):

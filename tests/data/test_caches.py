@@ -92,7 +92,8 @@ def test_pixels_reach_the_vae_scaled_cut_and_between_minus_one_and_one(folder, c
     picture = pixels.resize_pixels(pixels.read_pixels(image.path), image.fit.resized)
     assert image.fit.resized == (80, 64)
     assert torch.equal(family.seen[1][0], pixels.to_tensor(pixels.apply_view(picture, augment.middle(image.fit))))
-    assert family.seen[1].min() >= -1 and family.seen[1].max() <= 1
+    grey = pixels.to_tensor(np.array([[[0, 51, 255]]], np.uint8)).flatten().tolist()
+    assert grey == pytest.approx([-1, -0.6, 1]) and family.seen[1].min() < -0.2
 
 
 def test_a_second_run_encodes_nothing(config):
@@ -116,6 +117,20 @@ def test_another_image_under_the_same_name_is_encoded_again(folder, config, kept
         os.utime(folder / "00.png", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert counts(config) == (1, 0)
     assert counts(config) == (0, 0)
+
+
+def test_another_image_of_the_same_length_is_encoded_again(tmp_path):
+    folder = tmp_path / "1_cat"
+    for number in range(2):
+        make.picture(folder / f"{number}.bmp", (64, 64), seed=number)
+    config, before = make.config(tmp_path, **DISK), (folder / "0.bmp").stat()
+    encoded(config)
+    make.picture(folder / "0.bmp", (64, 64), seed=99)
+    os.utime(folder / "0.bmp", ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+    assert (folder / "0.bmp").stat().st_size == before.st_size
+    assert counts(config)[0] == 1
+    os.utime(folder / "1.bmp")  # only touched
+    assert counts(config)[0] == 0
 
 
 def test_a_moved_data_set_is_not_encoded_again(folder, config, tmp_path):

@@ -4,6 +4,7 @@
 - `parts`: the options that name the files beside the denoiser's
 - `tiny`: sizes of a tiny model with as few blocks as possible, fields of the random module's TINY
 - `lora_loader`: diffusers' loader of its LoRA files, without "LoraLoaderMixin"; "" if diffusers has none
+- `timesteps`: timestep_sampling and discrete_flow_shift of the usual recipe; only of flow matching
 - `presets`: GB of a GPU -> the preset for a LoRA that fits it
 - `comfy.prefixes`, `comfy.endings`: of names that ComfyUI and diffusers both read
 - `comfy.layers`: one of every kind of layer that is adapted, by kohya's name, with its outputs and inputs

@@ -13,7 +13,7 @@ from library.config.problems import ConfigError
 from library.families.base import SampleRequest
 from library.families.flux_2 import random, text_encoder
 from library.families.flux_2.random import diffusers_settings
-from library.families.shared import autoencoder
+from library.families.shared import autoencoder, packing
 from tests import double_stream
 from tests.training import config_of, pictures, train
 
@@ -136,6 +136,27 @@ def test_a_preview_equals_the_pipelines_image(own, pipeline):
             text_encoder_out_layers=(1, 2, 3),
         ).images
     assert np.abs(np.asarray(actual, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.5])
+def test_a_training_gives_the_model_the_guidance_of_its_option(files, own, pipeline, scale):
+    from diffusers import Flux2Pipeline
+
+    model_family = family(files, guidance_scale=scale)
+    noised = model_family.noised(torch.randn(1, 32, 8, 12), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        text = own[0].text(own[1], CAPTIONS[:1])
+        actual = model_family.predict(own[1].denoiser, noised, text, torch.ones(1, 6))
+        expected = pipeline.transformer(
+            packing.pack(noised.latents),
+            text["ctx_vec"],
+            noised.timesteps,
+            Flux2Pipeline._prepare_latent_ids(torch.zeros(1, 128, 4, 6)),
+            Flux2Pipeline._prepare_text_ids(text["ctx_vec"]),
+            torch.tensor([scale]),
+            return_dict=False,
+        )[0]
+    torch.testing.assert_close(actual, packing.unpack(expected, 4, 6), rtol=1e-4, atol=1e-5)
 
 
 def test_the_layouts_of_its_text_encoder_are_the_same_network(files, own, tmp_path):

@@ -205,7 +205,7 @@ class Processor:
 @pytest.fixture(scope="module")
 def pipeline_of(files, own):
     """diffusers' modular pipeline with the same weights in its own networks, for a transformer of ours."""
-    from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler
+    from diffusers import AutoencoderKLFlux2
     from diffusers.modular_pipelines import flux3
     from diffusers.modular_pipelines.flux3.image_processor import Flux3ImageProcessor
     from transformers import Qwen3VLTextConfig, Qwen3VLTextModel
@@ -239,7 +239,6 @@ def pipeline_of(files, own):
         "tokenizer": Processor(tokenizer),
         "vae": vae.eval(),
         "image_processor": Flux3ImageProcessor(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=sampler.SHIFT),
     }
 
     def made(denoiser):

@@ -26,6 +26,17 @@ def test_linear_is_base_plus_scaled_product():
     assert not hasattr(layer, "lora_down")
 
 
+def test_half_precision_has_the_strength_of_float32():
+    """float16 scales the activations in place of the factors, which it would lose."""
+    layers = (nn.Linear(5, 7), torch.randn(2, 4, 5)), (nn.Conv2d(4, 6, 3), torch.randn(2, 4, 8, 8))
+    for layer, x in layers:
+        for spec in ({}, *([{"split": (3, 4)}] if x.ndim == 3 else [])):
+            new = adapted(layer, **spec)
+            expected = new.delta(x)
+            for dtype in (torch.float16, torch.bfloat16):
+                torch.testing.assert_close(new.delta(x.to(dtype)).float(), expected, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("kernel, stride, padding", [(1, 1, 0), (3, 1, 1), (3, 2, 1)])
 def test_conv_is_the_sum_of_two_convolutions(kernel, stride, padding):
     layer, x = nn.Conv2d(4, 6, kernel, stride, padding), torch.randn(2, 4, 8, 8)

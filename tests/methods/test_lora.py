@@ -194,6 +194,14 @@ def test_rates_and_order_of_groups(flux_like, flux_config):
     ]
 
 
+@pytest.mark.parametrize("rates, expected", [([], (1e-3, 1e-3)), ([1e-5], (1e-5, 1e-5)), ([1e-5, 2e-5], (1e-5, 2e-5))])
+def test_one_rate_of_text_encoders_is_for_all_of_them(flux_like, flux_config, rates, expected):
+    family, parts = flux_like
+    config = flux_config(text_encoder_lr=rates, network_args=["train_t5xxl=True"])
+    groups = {group["name"]: group["lr"] for group in methods.attach_method(parts, family, config).groups()}
+    assert (groups["textencoder 1"], groups["textencoder 2"]) == expected
+
+
 @pytest.mark.parametrize(
     "options, names",
     [

@@ -159,6 +159,12 @@ def test_beside_a_base_in_bf16_layers_still_answer_in_bf16(flux_like, flux_confi
         assert network.loras and base(x.bfloat16()).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("algo", ["lora", "loha", "lokr"])
+def test_network_dropout_reaches_the_package(flux_like, flux_config, algo):
+    _, method = lycoris(flux_like, flux_config, f"algo={algo}", network_dropout=0.25)
+    assert {getattr(adapter.dropout, "p", adapter.dropout) for adapter in method.network.loras} == {0.25}
+
+
 def test_rank_dropout_of_lokr_is_drawn_where_the_weights_are(flux_like, flux_config):
     """On a GPU, too, which no test machine needs to have: of a fake tensor the device is known."""
     _, method = lycoris(flux_like, flux_config, "algo=lokr", "factor=2", "rank_dropout=0.5", "rank_dropout_scale=True")
@@ -193,8 +199,8 @@ def test_adapters_move_with_their_layers(flux_like, flux_config):
 
 def test_rates_and_loraplus(flux_like, flux_config):
     _, method = lycoris(
-        flux_like, flux_config, "algo=lora", "loraplus_unet_lr_ratio=4", unet_lr=1e-4, text_encoder_lr=[1e-5]
-    )
+        flux_like, flux_config, "algo=lora", "loraplus_unet_lr_ratio=4", unet_lr=1e-4, text_encoder_lr=[1e-5, 2e-5]
+    )  # as in sd-scripts, the package gets the first rate
     assert [(g["name"], g["lr"]) for g in method.groups()] == [
         ("textencoder", 1e-5),
         ("unet", 1e-4),

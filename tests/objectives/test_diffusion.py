@@ -203,6 +203,18 @@ def test_pyramid_noise_has_a_deviation_of_one_and_more_low_frequencies():
     assert coarse > 3 * torch.nn.functional.avg_pool2d(plain_noise(raw), 16).std()
 
 
+def test_the_finest_size_of_a_pyramid_has_its_full_weight():
+    """The discount to the power of 0; of the coarser sizes a discount of 0 leaves nothing."""
+
+    def noise(iterations, discount):
+        options = {"multires_noise_iterations": iterations, "multires_noise_discount": discount}
+        return objective(options).noised(latents(), seeded()).target
+
+    assert torch.equal(noise(1, 0.2), noise(1, 0.9))
+    torch.testing.assert_close(noise(6, 1e-9), noise(1, 0.9))
+    assert not torch.equal(noise(6, 0.2), noise(6, 0.9))
+
+
 def test_pyramid_stops_at_one_pixel():
     noisy = objective({"multires_noise_iterations": 50}).noised(latents((1, 4, 4, 4)), seeded()).target
     assert torch.isfinite(noisy).all()

@@ -15,6 +15,7 @@ from library.config.problems import ConfigError
 from library.config.schema import options_of
 from library.families.flux.options import FluxFlow
 from library.objectives import flow
+from tests.families.expectations import expected as expected_of
 
 VECTORS = Path(__file__).parent.parent / "golden" / "sd_scripts_vectors.json"
 GOLDEN = json.loads(VECTORS.read_text(encoding="utf-8"))
@@ -114,14 +115,30 @@ def test_sampled_sigmas_follow_their_distribution():
     for sampling, expected in cases.items():
         drawn = flow.sampled(latents, noise(timestep_sampling=sampling), generator())
         torch.testing.assert_close(drawn.quantile(q), expected, atol=0.015, rtol=0, msg=sampling)
+    wide = flow.sampled(latents, noise(timestep_sampling="sigmoid", sigmoid_scale=2.0), generator())
+    torch.testing.assert_close(wide.quantile(q), torch.sigmoid(2 * quartiles.logit()), atol=0.015, rtol=0)
     normal = flow.sampled(latents, noise(weighting_scheme="logit_normal", discrete_flow_shift=1.0), generator())
     torch.testing.assert_close(normal.quantile(q), quartiles, atol=0.015, rtol=0)
 
 
-def test_mode_scheme_maps_the_uniform_draw():
-    density = flow.density(noise(weighting_scheme="mode"), lambda: torch.tensor([0.0, 0.5, 1.0]), None)
-    expected = [1 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1 + u) for u in (0.0, 0.5, 1.0)]
-    torch.testing.assert_close(density, torch.tensor(expected), atol=1e-6, rtol=1e-6)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weighting_scheme": "mode", "mode_scale": 0.8},
+        {"weighting_scheme": "logit_normal", "logit_mean": 0.6, "logit_std": 1.4},
+        {"weighting_scheme": "none"},
+    ],
+    ids=lambda options: options["weighting_scheme"],
+)
+def test_schemes_draw_positions_as_diffusers_does(options):
+    from diffusers.training_utils import compute_density_for_timestep_sampling
+
+    theirs = compute_density_for_timestep_sampling(batch_size=9, **options, generator=generator())
+    drawing = generator()
+    ours = flow.density(
+        noise(**options), lambda: torch.rand(9, generator=drawing), lambda: torch.randn(9, generator=drawing)
+    )
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_weights_apply_to_scaled_predictions_and_to_models_that_always_weigh():
@@ -183,6 +200,17 @@ def test_given_timesteps_are_used():
     noised = flow.noised(torch.zeros(2, 1, 2, 2), noise(), loss(), generator(), sigmas)
     assert torch.equal(noised.sigmas, sigmas)
     torch.testing.assert_close(noised.latents, sigmas.view(-1, 1, 1, 1) * noised.target)
+
+
+LORAS = {name: families.config_class(families.lora_script(name)) for name in families.FAMILIES}
+FLOWS = [name for name, cls in LORAS.items() if "timestep_sampling" in options_of(cls)]
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_where_nothing_is_set_timesteps_are_those_of_the_usual_recipe(name):
+    for script in families.facts_of(name).scripts:
+        options = families.config_class(script)().noise
+        assert (options.timestep_sampling, options.discrete_flow_shift) == expected_of(name, "timesteps"), script
 
 
 def test_same_seed_same_noise_and_global_random_state_untouched():

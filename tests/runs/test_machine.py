@@ -81,6 +81,15 @@ def test_without_a_driver_there_are_none(monkeypatch):
     assert gpu_slots.devices() == (gpu_slots.CPU,)
 
 
+def test_memory_counts_in_gib_and_disks_in_gb_as_systems_show_them(monkeypatch, tmp_path):
+    memory = SimpleNamespace(total=64 * GIB, available=16 * GIB)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: memory)
+    usage = SimpleNamespace(total=2_000 * 10**9, used=1_500 * 10**9, free=500 * 10**9)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: usage)
+    assert machine.computer_memory() == {"used": 48.0, "total": 64.0}
+    assert machine.disk_space(tmp_path) == {"free": 500.0, "total": 2000.0}
+
+
 def test_a_training_notes_its_own_gpus_and_memory_that_spills(monkeypatch):
     Driver([MODERN, FEW, SHARED]).stand_in(monkeypatch)
     noted, said, ended = [], [], threading.Event()

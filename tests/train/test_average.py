@@ -17,11 +17,14 @@ from tests import training
 CPU = torch.device("cpu")
 
 
+DECAY = 0.5  # so low that it soon counts, and not only the faster decay of the first updates
+
+
 def average(parameters, **values):
-    return ExponentialMovingAverage(parameters, build_config(SdxlTrain, {"ema_decay": 0.9, **values}, notes=[]), CPU)
+    return ExponentialMovingAverage(parameters, build_config(SdxlTrain, {"ema_decay": DECAY, **values}, notes=[]), CPU)
 
 
-def expected(weights, decay=0.9, every=1):
+def expected(weights, decay=DECAY, every=1):
     """The average over weights by step, the first being those before training, in float64."""
     value = weights[0].double()
     for step in range(every, len(weights), every):

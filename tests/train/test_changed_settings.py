@@ -199,6 +199,14 @@ def test_another_schedule_goes_on_where_it_would_be(before, after):
     assert set(lr_schedule.FUNCTIONS) == set(SchedulerName.__args__)
 
 
+@pytest.mark.parametrize("name", ["cosine", "cosine_with_restarts", "linear", "polynomial", "inverse_sqrt"])
+def test_an_unchanged_schedule_goes_on_where_it_stood(name):
+    config = config_of(lr_scheduler=name, lr_warmup_steps=2)
+    began, whole = Run(config), Run(config).steps(TOTAL)
+    began.steps(STOP)
+    assert began.resumed(config).steps(TOTAL - STOP) == whole[STOP:] and len(set(whole[STOP:])) > 1
+
+
 def test_a_constant_rate_after_a_finished_cosine_trains_at_once():
     began = Run(config_of(lr_scheduler="cosine"))
     began.steps(TOTAL)

@@ -1,11 +1,14 @@
-"""Short batches in the shape of full ones."""
+"""Short batches in the shape of full ones, and noise of several processes."""
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from library import families
 from library.objectives.base import NoisedBatch
-from library.train.step.loss import predict_padded
+from library.train.step.loss import LossFunction, predict_padded
+from library.train.step.rng import StepGenerators
 
 
 def noised(rows):
@@ -33,3 +36,22 @@ def test_gradients_of_filling_rows_do_not_count():
     batch, sizes = noised(1), torch.ones(1, 6)
     predict_padded(4, lambda n, *_: n.latents * weight, batch, {}, sizes).sum().backward()
     torch.testing.assert_close(weight.grad, batch.latents.sum())
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_processes_draw_together_what_one_draws_for_all_their_images(name):
+    config = families.config_class(families.lora_script(name))()
+    family, latents = families.family_for(config), torch.randn(2, 16, 8, 8)
+
+    def noise(rank, ranks):
+        generators = StepGenerators(7, torch.device("cpu"), rank)
+        generators.seed_batch(3, 1)
+        machine = SimpleNamespace(rank=rank, ranks=ranks)
+        compute = LossFunction(family, None, None, config, machine, generators, None)
+        return compute.add_noise(latents if ranks > 1 else latents.repeat(2, 1, 1, 1))
+
+    whole, parts = noise(0, 1), [noise(rank, 2) for rank in range(2)]
+    for field in ("latents", "timesteps", "target", "weight"):
+        together = torch.cat([getattr(part, field) for part in parts])
+        assert torch.equal(together, getattr(whole, field)), field
+    assert not torch.equal(parts[0].timesteps, parts[1].timesteps)

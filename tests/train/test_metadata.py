@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import random
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -130,7 +131,7 @@ def test_tags_of_captions_that_are_not_there():
 def test_no_local_path_gets_into_a_file(tmp_path):
     base = tmp_path / "secret" / "base.safetensors"
     base.parent.mkdir()
-    base.write_bytes(bytes(range(256)) * 8192)
+    base.write_bytes(random.Random(0).randbytes(1 << 21))  # no two places have the same bytes
     chosen = config(
         pretrained_model_name_or_path=str(base),
         vae=str(base),

@@ -95,6 +95,19 @@ def test_accumulating_two_batches_of_one_equals_a_batch_of_two(run, tmp_path, no
     assert parts.numbers("grad_norm") == pytest.approx(whole.numbers("grad_norm"), rel=1e-3)
 
 
+@pytest.mark.parametrize("script", ["sdxl_train_network", "flux_train"])
+def test_the_last_step_of_an_epoch_has_the_mean_gradient_of_the_batches_that_are_left(
+    run, tmp_path, noise_by_sample, script
+):
+    """Its one batch counts like any step of one batch, and is not divided by the number that a whole step has."""
+    one_picture = pictures(tmp_path / "one", [(64, 64)], repeats=3)
+    values = {"train_data_dir": one_picture, "train_batch_size": 1, "max_train_steps": 2, "learning_rate": 1e-30}
+    alone = run(script, **values)
+    parts = run(script, gradient_accumulation_steps=2, **values)
+    assert parts.losses[1] == pytest.approx(alone.losses[1], rel=1e-4)
+    assert parts.numbers("grad_norm")[2] == pytest.approx(alone.numbers("grad_norm")[2], rel=1e-3)
+
+
 def encoder_prefix(script):
     """How the adapters of the first text encoder are named in files of a family; None where it never learns."""
     prefixes = families.load_object(families.facts_of(families.config_class(script).family).lora_names).prefixes[
@@ -386,7 +399,7 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps([{"prompt": "zorb", "width": 64, "height": 64, "sample_steps": 1, "seed": 5}]))
     folder = tmp_path / "out"
-    run(
+    outcome = run(
         "flux_train_network",
         output_dir=folder,
         output_name="m",
@@ -397,6 +410,7 @@ def test_previews_by_epoch_are_named_by_epoch(run, tmp_path):
     )
     names = sorted(path.name for path in (folder / "sample").iterdir())
     assert [re.sub(r"\d{14}", "T", name) for name in names] == ["m_e000001_00_T_5.png", "m_e000002_00_T_5.png"]
+    assert [event["step"] for event in outcome.events("sample")] == [4, 8]  # names of one second are the same
 
 
 # ---- stopping

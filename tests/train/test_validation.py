@@ -73,6 +73,8 @@ def test_the_same_model_measures_the_same_loss(run):
     once = still | {"max_train_steps": 3}
     other = run(**once, seed=7).events("validation")
     assert other[0]["by_timestep"] == first[0]["by_timestep"]
+    seed_of_the_run = run(**once | {"validation_seed": None}, seed=5).events("validation")
+    assert seed_of_the_run[0]["by_timestep"] == first[0]["by_timestep"]
     assert run(**once | {"validation_seed": 6}).events("validation")[0]["by_timestep"] != first[0]["by_timestep"]
 
 
@@ -113,13 +115,15 @@ def test_curves_have_the_names_of_sd_scripts(run, tmp_path):
 def test_at_most_so_many_batches(run, monkeypatch):
     counts = []
     monkeypatch.setattr(
-        module.ValidationRunner, "_loss", lambda self, batch, *_: counts.append(batch) or torch.zeros(())
+        module.ValidationRunner, "_loss", lambda self, batch, *_: counts.append(batch) or torch.tensor(0.25)
     )
     run(max_validation_steps=1, max_train_steps=6, train_batch_size=1)
     assert len(counts) == 4
     counts.clear()
     run(max_train_steps=6, train_batch_size=1)
     assert len(counts) == 8
+    (of_a_pair,) = run(max_train_steps=3, train_batch_size=2).events("validation")
+    assert of_a_pair["loss"] == 0.25  # the mean over images, whatever the batch size
 
 
 def test_held_back_images_are_not_varied_and_not_learned(demo, eight, tmp_path):
