@@ -258,3 +258,19 @@ def test_names_of_files_get_through_a_pipe_of_windows(monkeypatch, command, chos
         assert main.main(command)
     expected = "\\u7d75\xfc".encode("cp1252") if chosen else "絵ü".encode()
     assert expected in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sample"], "kohya sample needs config, such as kohya sample run.toml"),
+        (["models"], "kohya models needs COMMAND, such as kohya models list"),
+        (["diff", "a.toml"], "kohya diff needs second; kohya diff --help"),
+        (["queue", "move"], "kohya queue move needs entry, to; kohya queue move --help"),
+    ],
+)
+def test_missing_arguments_are_one_sentence_with_the_next_step(arguments, said, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert exit_info.value.code == main.EXIT_MISUSED and len(lines) == 1 and lines[0].startswith(f"error: {said}")

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from library.config.pasted import pasted_path
 from library.config.values import did_you_mean
 
+MISSING = "the following arguments are required: "  # how argparse begins the message
+
 
 class HelpWithDefaults(argparse.HelpFormatter):
     """Help that names the default of each option whose text does not."""
@@ -22,11 +24,12 @@ class HelpWithDefaults(argparse.HelpFormatter):
 
 class Arguments(argparse.ArgumentParser):
     """A parser whose help states defaults, and whose errors name the option, choice or subcommand closest to an unknown
-    word."""
+    word. `example` is a whole command, shown where arguments are missing."""
 
     _argv: Sequence[str] = ()
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
+        self.example = example
         options.setdefault("formatter_class", HelpWithDefaults)
         super().__init__(*args, **options)
         if self.description:  # of a subcommand: a phrase in the list of its parent, a sentence in its own help
@@ -39,7 +42,11 @@ class Arguments(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with argparse's message and the probably intended word."""
+        """Exit with argparse's message and the probably intended word, or with an example if arguments are missing."""
+        if message.startswith(MISSING):
+            example = f", such as {self.example}" if self.example else ""
+            names = message.removeprefix(MISSING)
+            self.exit(2, f"error: {self.prog} needs {names}{example}; {self.prog} --help says more\n")
         words = {word.partition("=")[0] for word in self._argv}
         # argparse's message lists the choices that it expected; options are candidates in any case.
         candidates = {word for word in self._words() if word.startswith("-") or word in message} - words

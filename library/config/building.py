@@ -218,7 +218,7 @@ def unknown_option(name: str, place: str, names: Iterable[str]) -> Problem:
     """Return the problem of an unknown option, with the most similar of `names`."""
     if name in OF_DATASET_FILES:
         return Problem(name, "is set for single data sets: write it into the dataset_config", place=place)
-    return Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, names, option_name))
+    return Problem(name, "is not an option{hint}", place=place, hint=did_you_mean(name, names))
 
 
 def understood(config: type[RunConfig]) -> list[str]:

@@ -358,9 +358,10 @@ def closest(name: str, candidates: Any) -> str:
     return names[close[0]] if close else ""
 
 
-def did_you_mean(name: str, candidates: Any, shown: Callable[[str], MessageLike] = str) -> MessageLike:
+def did_you_mean(name: str, candidates: Any) -> MessageLike:
+    """Return a hint with the candidate as it has to be written, not as a field of the page calls it."""
     close = closest(name, candidates)
-    return Message(" (did you mean {name}?)", name=shown(close)) if close else ""
+    return Message(" (did you mean {key}?)", key=close) if close else ""
 
 
 def _with_decimal_point(value: Any) -> str:

@@ -41,7 +41,11 @@ def main(argv: list[str]) -> int:
 
 def build_download_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    parser = Arguments("kohya models", description="Find models on this computer, or download them from Hugging Face.")
+    parser = Arguments(
+        "kohya models",
+        example="kohya models list",
+        description="Find models on this computer, or download them from Hugging Face.",
+    )
     ways = parser.add_subparsers(dest="way", metavar="COMMAND", required=True)
     text = "list the models on this computer by the content of their files"
     list_parser = ways.add_parser("list", help=text, description=text)

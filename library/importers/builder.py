@@ -15,7 +15,6 @@ from library.config.problems import (
     MessageLike,
     Problem,
     join_messages,
-    option_name,
     option_values,
     together,
 )
@@ -247,7 +246,7 @@ def _is_option_elsewhere(name: str, configs: Configs) -> bool:
 def _unknown_key_outcome(config: type[RunConfig], name: str, value: Any, settings: JsonMapping) -> KeyOutcome:
     """Return the outcome of a key that is no option anywhere, with the option that was probably meant."""
     options = options_of(config)
-    hint, suggestion = did_you_mean(name, understood(config), option_name), closest(name, options)
+    hint, suggestion = did_you_mean(name, understood(config)), closest(name, options)
     fix: JsonObject = {}
     is_argument = suggestion == "optimizer_args" and "=" not in str(value)  # such as weight_decay: 0.01
     if suggestion and suggestion not in settings and not is_argument:

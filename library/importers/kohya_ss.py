@@ -10,6 +10,7 @@ from library.importers import flat, kohya_adapters, kohya_folders, kohya_launch,
 from library.importers.builder import UNETS, ImportBuilder, family_of_script, is_empty, is_on, to_number
 from library.importers.command_line import flag_value, flags_of
 from library.importers.shared import chooses_chroma, load_tables, other_model_error, say_nearest
+from library.importers.typed_arguments import add_argument, argument_of
 
 TRAINER = "kohya_ss"
 APPLIES_EXIF = False  # as sd-scripts
@@ -305,7 +306,11 @@ def read_typed_flags(builder: ImportBuilder) -> None:
     for name, value in values.items():
         # Each flag has an outcome of its own, so that unknown ones are reported by name.
         builder.source = {**builder.source, f"additional_parameters --{name}": value}
-        builder.rename(f"additional_parameters --{name}", name, value)
+        if not (option := argument_of(name, builder.script)):
+            builder.rename(f"additional_parameters --{name}", name, value)
+    for name, value in values.items():  # after flags that replace all arguments
+        if option := argument_of(name, builder.script):
+            add_argument(builder, f"additional_parameters --{name}", option, name, value)
 
 
 def split_flags(text: str) -> dict[str, list[str]]:

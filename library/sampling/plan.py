@@ -9,7 +9,7 @@ from pathlib import Path
 from library import families
 from library.config.building import understood
 from library.config.json_types import JsonMapping, JsonObject
-from library.config.problems import ConfigError, Problem, option_name, raise_if_any
+from library.config.problems import ConfigError, Problem, raise_if_any
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.strengths import MAX_STRENGTH
@@ -98,7 +98,7 @@ def option_problems(family: str, names: Iterable[str]) -> Iterator[Problem]:
             if name not in effective:
                 yield Problem(name, "has no effect on images; leave it out")
         elif name not in understood(config):
-            hint = did_you_mean(name, effective, option_name)
+            hint = did_you_mean(name, effective)
             yield Problem(name, "is not an option{hint}", hint=hint)
 
 

@@ -70,6 +70,7 @@ def build_sample_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     arguments = Arguments(
         "kohya sample",
+        example='kohya sample run.toml --lora cat.safetensors --prompt "a cat"',
         description="Generate images with a base model and LoRA, embedding or LLLite files, side by side. Waits while "
         "a training uses the GPU.",
     )

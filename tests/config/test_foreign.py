@@ -296,6 +296,25 @@ def test_flags_that_were_typed_win_over_fields():
     assert told.arguments["reason"].arguments["text"].template == NOT_HERE  # so a page translates it
 
 
+@pytest.mark.parametrize(
+    ("text", "option", "arguments"),
+    [
+        ("--weight_decay 0.01", "optimizer_args", ("d_coef=2", "weight_decay=0.01")),
+        ("--betas 0.9 0.99 --d_coef=1", "optimizer_args", ("betas=0.9,0.99", "d_coef=1")),
+        ("--decouple --optimizer_args eps=1e-8", "optimizer_args", ("eps=1e-8", "decouple=True")),
+        ("--conv_dim 4 --conv_alpha=1", "network_args", ("conv_dim=4", "conv_alpha=1")),
+        ("--loraplus_lr_ratio 16", "network_args", ("loraplus_lr_ratio=16",)),
+    ],
+)
+def test_typed_flags_that_are_arguments_of_optimizer_or_adapter_become_such(text, option, arguments):
+    converted = imported("lora", "sdxl", optimizer="Prodigy", optimizer_args="d_coef=2", additional_parameters=text)
+    config = converted.config
+    assert {"optimizer_args": config.optim.optimizer_args, "network_args": config.network.network_args}[
+        option
+    ] == arguments
+    assert not [found for found in converted.outcomes if found.kind in ("ignored", "unknown") and "--" in found.key]
+
+
 def test_compile_keys_and_the_dynamo_panel():
     keys = {"compile": True, "compile_mode": "max-autotune", "compile_dynamic": "true", "compile_cache_size_limit": 64}
     config = imported("lora", "sdxl", **keys, dynamo_backend="inductor").config

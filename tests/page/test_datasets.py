@@ -307,3 +307,15 @@ def test_named_folders_are_rows_and_a_change_is_written_into_a_file(visit, serve
     box.locator("li").first.get_by_role("button", name="Remove").click()
     wait_for(lambda: "zorb cat" not in file.read_text(), 30)
     assert file.read_text().startswith("# by hand\n")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("locale", ["en-US", "ja-JP"])
+def test_on_a_phone_the_words_that_open_more_settings_stay_in_one_line(visit, served, locale):
+    fill(served[1] / "narrow", 1)
+    visitor = visit(locale=locale)
+    visitor.page.set_viewport_size({"width": 390, "height": 844})
+    visitor.fill(train_data_dir=served[1] / "narrow")
+    summary = visitor.page.locator("#lora-form .groups li summary").first
+    summary.wait_for()
+    assert summary.bounding_box()["height"] < 30

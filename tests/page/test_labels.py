@@ -165,7 +165,8 @@ def test_messages_below_fields_and_beside_the_buttons_have_labels(visit, served)
     page.get_by_placeholder("Config file").locator("visible=true").fill(str(served[1] / "labels.toml"))
     visitor.click("Load config")
     visitor.until("Loaded labels.toml").until("Fix Rank = 24")
-    visitor.until("lr_restart_cycles is not an option (did you mean Scheduler cycles?)")  # unchanged
+    # As it has to be written in the file, not as the field calls it.
+    visitor.until("lr_restart_cycles is not an option (did you mean lr_scheduler_num_cycles?)")
 
 
 def test_arguments_that_are_names_of_options_are_reported_to_be():
