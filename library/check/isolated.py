@@ -12,7 +12,7 @@ from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import Message, MessageLike, Problem, as_problems, problem_from_json
 from library.config.run_config import RunConfig
 from library.config.schema import changed, flatten_sections
-from library.data.caption_files import NO_CAPTIONS, UNREAD_CAPTIONS
+from library.config.sections.captions import NO_CAPTIONS, UNREAD_CAPTIONS
 from library.runs import queue
 
 Report = dict[str, Any]  # as library.check.report.Report.as_json

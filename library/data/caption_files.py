@@ -11,13 +11,12 @@ from library.config.dataset import SubsetConfig
 from library.config.outside_files import CAPTION, read_bytes
 from library.config.outside_text import decode_text
 from library.config.problems import Message, Problem, counted, ngettext
+from library.config.sections.captions import UNREAD_CAPTIONS
 from library.data.folders import Listing, about_images, some
 from library.data.metadata import AUTOMATIC
 
 CAPTION_SUFFIXES = (".txt", ".caption")
 BARE_FOLDER = "bare_folder"  # the code of the remark about images of one folder
-# Codes of remarks that no image has a caption, and that another extension would read the captions.
-NO_CAPTIONS, UNREAD_CAPTIONS = "no_captions", "unread_captions"
 TEXTS = (*CAPTION_SUFFIXES, ".text", ".cap", ".tags", ".json", ".md")  # other programs write these beside images
 
 

@@ -11,9 +11,10 @@ from PIL import Image as Pillow
 from library.config.problems import SURROGATES, Message, Problem, Report, counted, either
 from library.config.run_config import RunConfig
 from library.config.sections import EmbeddingRun
+from library.config.sections.captions import NO_CAPTIONS, UNREAD_CAPTIONS
 from library.config.values import name_length
 from library.data import finding, mask_check
-from library.data.caption_files import BARE_FOLDER, NO_CAPTIONS, UNREAD_CAPTIONS
+from library.data.caption_files import BARE_FOLDER
 from library.data.controls import stored_image_size
 from library.data.folders import MAX_MESSAGES_PER_KIND, about_images, capped_by_kind, some, some_files
 from library.data.idle_options import overridden, without_effect

@@ -8,7 +8,7 @@ from library.config.building import Reading
 from library.config.json_types import JsonMapping
 from library.config.problems import ConfigError, Message, MessageLike, Problem, option_name, problem_from_json
 from library.config.run_config import RunConfig
-from library.data.caption_files import NO_CAPTIONS
+from library.config.sections.captions import NO_CAPTIONS
 from library.runs import keys, queue, start
 
 UNCAPTIONED = "no image has a caption: write some, or confirm that this is intended"

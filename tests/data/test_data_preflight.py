@@ -9,9 +9,9 @@ from PIL import Image
 
 from library import data
 from library.config.building import working_fix
+from library.config.sections.captions import UNREAD_CAPTIONS
 from library.config.values import WINDOWS
 from library.data import folders
-from library.data.caption_files import UNREAD_CAPTIONS
 from tests.data import make
 
 

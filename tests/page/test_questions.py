@@ -8,7 +8,7 @@ from library import packages
 from library.check import isolated
 from library.config.formats import read_toml
 from library.config.problems import Problem
-from library.data.caption_files import NO_CAPTIONS, UNREAD_CAPTIONS
+from library.config.sections.captions import NO_CAPTIONS, UNREAD_CAPTIONS
 from library.recipes import preset_files
 from library.runs import layout, queue, reader, start, stop
 from tests.data import make

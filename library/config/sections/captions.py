@@ -6,6 +6,9 @@ from library.config.reading import parse_extension, separator
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 
+# Codes of remarks that no image has a caption, and that another extension would read the captions.
+NO_CAPTIONS, UNREAD_CAPTIONS = "no_captions", "unread_captions"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captions:
