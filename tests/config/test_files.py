@@ -272,6 +272,7 @@ def test_errors_of_windows_are_sentences(tmp_path, monkeypatch, number, name, wo
 def test_a_drive_that_is_not_there(tmp_path, monkeypatch):
     """Elsewhere there is at least a root."""
     monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
     folder = tmp_path / "lora"
     assert files.nearest_existing(folder) is None and files.blocking_path(folder) == Path(folder.anchor)
     with pytest.raises(UnwritableError, match="its folder cannot be made"):
