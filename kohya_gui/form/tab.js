@@ -2,7 +2,7 @@
 import { say } from "../i18n/sentences.js";
 import { go, openRoom, openTab, register } from "../server/addresses.js";
 import { markAllowed } from "../server/allowed_folders.js";
-import { around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
+import { all, around, find, hit, make, saveFile, showMessage } from "../server/elements.js";
 import { address, addressOfApi, ask, UNANSWERED, wait } from "../server/http.js";
 import { reveal } from "../panel/monitor.js";
 import { read, sentOf, settleUnqueued, showBusy, tell, tellError, tellUnqueued } from "./messages.js";
@@ -268,7 +268,9 @@ async function loadElsewhere(button) {
  */
 export function show(training, answer, sentPath) {
   const { tab = "" } = training.dataset, path = pathField(training);
-  if (answer.message !== undefined) find(training, ".bar > .said").innerHTML = answer.message;
+  const said = find(training, ".bar > .said");
+  if (answer.message !== undefined) said.innerHTML = answer.message;
+  if (answer.run) said.querySelector(".message")?.setAttribute("data-begun", answer.run);
   if (answer.path !== undefined && path.value === sentPath) path.value = answer.path;
   if (answer.fill) fill(tab, answer.fill, answer.opened === undefined ? undefined : (training.dataset.opened ?? ""));
   if (answer.run) document.dispatchEvent(new CustomEvent("kohya:begun", { detail: answer.run }));
@@ -332,6 +334,10 @@ async function openKind(kind) {
 }
 
 register("train", openKind);
+document.addEventListener("kohya:ended", (event) => {
+  const run = /** @type {CustomEvent<string>} */ (event).detail; // the panel shows how it ended
+  for (const message of all(document, ".bar > .said [data-begun]")) if (message.dataset.begun === run) message.remove();
+});
 document.addEventListener("click", (event) => {
   const other = hit(event, "button.elsewhere");
   if (other) void loadElsewhere(other);

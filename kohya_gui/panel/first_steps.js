@@ -98,7 +98,8 @@ async function tryDemo(button) {
       await wait(500);
       demo = await ask("demo_state", { ...demoRequest, id });
     }
-    tell((await loadConfig(where, demo.path)) ? translated("The form holds the demo: press Train.") : "");
+    const isLoaded = await loadConfig(where, demo.path);
+    tell(isLoaded ? translated("The form holds the demo. Look at its images, or press Train.") : "");
   } catch (error) {
     tell(messageOf(error), true);
   }

@@ -94,7 +94,10 @@ function announce(where) {
   const now = `${run} ${state}`, place = find(where, ".announced");
   if (now === announced) return;
   const words = [".who b", ".state"].map((part) => where.querySelector(part)?.textContent ?? "");
-  if (announced && run) place.textContent = words.join(": ");
+  if (announced && run) {
+    place.textContent = words.join(": ");
+    if (!BUSY.includes(state)) document.dispatchEvent(new CustomEvent("kohya:ended", { detail: run }));
+  }
   announced = now;
 }
 

@@ -25,7 +25,7 @@ def test_response_for_another_form_is_dropped_or_requested_again(visit, served, 
     monkeypatch.setattr(isolated, "check_reading", slow)
     (served[1] / "late.toml").write_text("network_dim = 24\n", encoding="utf-8")
     visitor = filled(visit(), tmp_path / "out", network_dim="8")
-    busy = lambda: visitor.page.wait_for_selector(".training:visible .doing:has-text('Checking')")  # noqa: E731
+    busy = lambda: visitor.page.wait_for_selector(".training:visible .bar[data-busy]")  # noqa: E731
     idle = lambda: visitor.page.wait_for_selector(".bar:not([data-busy])")  # noqa: E731
 
     def begin(button):

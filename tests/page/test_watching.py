@@ -56,3 +56,16 @@ def test_on_a_phone_a_training_that_begins_comes_into_view_unless_its_user_types
         for part in (stop, page.locator(".live .track").first):
             page.wait_for_function(inside, arg=part.element_handle())
     page.unroute_all()
+
+
+def test_the_message_of_a_started_training_goes_when_the_training_ends(visit, tmp_path):
+    visitor = visit()
+    ready = {"pretrained_model_name_or_path": "/m/base.safetensors", "train_data_dir": "/images", "resolution": "1024"}
+    visitor.fill(**ready, output_dir=tmp_path, output_name="cat", max_train_steps="10")
+    (tmp_path / "held").touch()
+    visitor.click("Train")
+    visitor.until("Started cat")
+    visitor.state("running")
+    (tmp_path / "held").unlink()
+    visitor.state("finished")
+    visitor.page.wait_for_function("!document.querySelector('.bar > .said .message')")
