@@ -1,5 +1,5 @@
 // Which file of a run is best: a part of the tab Try it, which the run's panel opens.
-import { around, find, finder, hit, make, showMessage } from "../server/elements.js";
+import { around, find, finder, hit, make, scrollToSettled, showMessage } from "../server/elements.js";
 import { ask, messageOf } from "../server/http.js";
 import { noteSubject } from "../server/late.js";
 import { go } from "../server/addresses.js";
@@ -45,7 +45,7 @@ async function start() {
     if (comparableRuns.some(([value]) => value === run)) runs().value = run;
     settle();
     if (comparableRuns.length) await render();
-    if (isFromPanel) place?.scrollIntoView({ block: "start" });
+    if (isFromPanel && place) scrollToSettled(place);
   } catch (error) {
     showMessage(part(".said-of"), "bad", messageOf(error));
   }

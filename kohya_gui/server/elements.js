@@ -180,6 +180,21 @@ export function withAllowButton(line) {
     : [line];
 }
 
+const LAYOUT_TIMEOUT = 3000; // milliseconds for late images to move what was scrolled to
+
+/**
+ * Scroll to an element, again whenever images that load above it move it, until the user does something.
+ * @param {Element} element
+ */
+export function scrollToSettled(element) {
+  const observer = new ResizeObserver(() => element.scrollIntoView({ block: "start" }));
+  const signal = AbortSignal.timeout(LAYOUT_TIMEOUT);
+  signal.addEventListener("abort", () => observer.disconnect());
+  for (const kind of ["wheel", "touchstart", "pointerdown", "keydown"])
+    addEventListener(kind, () => observer.disconnect(), { once: true, signal });
+  observer.observe(document.body); // which also reports once right away
+}
+
 /**
  * Save a file to the downloads.
  * @param {Blob} data

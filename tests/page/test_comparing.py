@@ -9,6 +9,7 @@ from library.config.problems import ConfigError, Message
 from library.jobs import jobs
 from library.runs import layout
 from tests.page.test_sampling import run_with_samples
+from tests.training import wait_for
 
 
 @pytest.fixture
@@ -132,6 +133,25 @@ def test_a_damaged_record_shows_what_is_left_of_it(compared):
     store(compared.run, copies="x", losses={}, proposal=[], notes=None, files=[["a"], 3], likeness=["x"])
     answer = compared.found(ApiRequest({"run": "zorb-1"}))
     assert answer["columns"] and answer["losses"] == ["", ""] and answer["best"] is None
+
+
+@pytest.mark.browser
+def test_the_comparison_stays_in_view_when_images_above_it_load_late(visit, served):
+    root = served[1]
+    (root / "model.safetensors").write_text("x")
+    run_with_samples(root, "compared-late")
+    page, held = visit().page, []
+    page.route("**/own/sampling_sheet", lambda route: held.append(route))
+    page.locator("[data-compare]").click()
+    box = page.locator(".comparing")
+    box.get_by_role("button", name="Compare", exact=True).wait_for()
+    wait_for(lambda: page.wait_for_timeout(20) or held, 30)
+    for route in held:
+        route.continue_()
+    page.unroute_all()
+    page.wait_for_function("document.querySelector('.sampling .strip img')?.naturalWidth > 0")
+    inside = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    page.wait_for_function(inside, arg=box.get_by_role("button", name="Compare", exact=True).element_handle())
 
 
 @pytest.mark.browser

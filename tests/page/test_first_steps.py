@@ -66,7 +66,9 @@ def test_the_demo_fills_in_the_form_and_files_beside_a_model_are_filled_in(visit
         visitor.page.wait_for_timeout(20)
     assert "press Train" not in visitor.page.locator("#side").inner_text()  # before its config is loaded
     held[0].continue_()
-    visitor.until("Loaded flux_train_network.toml for FLUX.1").until("The form holds the demo. Look at its images, or press Train.", "#side")
+    visitor.until("Loaded flux_train_network.toml for FLUX.1").until(
+        "The form holds the demo. Look at its images, or press Train.", "#side"
+    )
     assert commands[0][:3] == ["demo", "--no-train", "--family=flux"] and "--compile" not in commands[0]
     assert value("compile") is False  # the demo's default without a GPU
     assert value("train_data_dir") == str(root / "images") and value("t5xxl") == str(place / "t5xxl.safetensors")
