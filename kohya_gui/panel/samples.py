@@ -177,8 +177,10 @@ def serve_image(path: Path, small: bool) -> Response:
 
 
 def _newest(run: reader.RecordedRun) -> int:
-    """The place of the newest sample whose image is still there, -1 without one."""
-    return next((sample.place for sample in reversed(own_samples(run)) if sample.exists), -1)
+    """The place of the first prompt's image of the newest step that still has one, -1 without any."""
+    existing = [sample for sample in own_samples(run) if sample.exists]
+    steps = [sample.event.get("step") for sample in existing]
+    return existing[steps.index(steps[-1])].place if existing else -1
 
 
 def show_learned(query: Mapping[str, str]) -> Response:
