@@ -7,7 +7,7 @@ import tomllib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFont
 
 from library import families
 from library.config.building import build_config
@@ -15,7 +15,7 @@ from library.config.formats import read_toml
 from library.config.problems import ConfigError
 from library.demo import files, learning, small_model, summary, zorb
 from library.demo import main as command
-from library.runs import layout
+from library.runs import layout, sample_sheet
 from library.runs.sample_sheet import CELL, MARGIN, arrange_samples, draw_sheet
 from library.sampling import prompt_checks, prompts
 from library.sampling.prompt_use import prompt_use
@@ -205,12 +205,18 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
     assert flags[:2] == ["--compile", "--compile_fallback"] and flags[2:] == ["--sample_every_n_steps", "50"]
 
 
-def test_prompts_in_letters_that_the_font_lacks_are_called_by_their_number():
-    prompts = ("a cat", "青い背景の猫", "", "un chat à la fenêtre " * 9)
+@pytest.mark.parametrize("has_font", [False, True])
+def test_prompts_in_letters_that_the_fonts_lack_are_called_by_their_number(monkeypatch, has_font):
+    font = ImageFont.load_default(sample_sheet.TEXT_SIZE) if has_font else None
+    monkeypatch.setattr(sample_sheet, "_system_font", lambda: font)
+    prompts = ("a cat", "青い背景の猫 😀\ud800", "", "un chat à la fenêtre " * 9, "猫" * 70, "😀😀")
     sheet = arrange_samples(
         [{"step": s, "number": n, "prompt": prompt} for n, prompt in enumerate(prompts) for s in (0, 9)]
     )
     labels = sheet.labels
-    assert labels[0] == ["a cat"] and labels[1] == ["prompt 2"] and labels[2] == ["prompt 3"]
+    assert labels[0] == ["a cat"] and labels[2] == ["prompt 3"] and labels[5] == ["prompt 6"]
     assert len(labels[3]) == 2 and labels[3][1].endswith(" ...")
+    assert labels[1] == ["青い背景の猫" if has_font else "prompt 2"]
+    if has_font:
+        assert len(labels[4]) == 2 and 20 * len(labels[4][0]) <= sheet.width
     assert draw_sheet(sheet, lambda place: None).size == sheet.size

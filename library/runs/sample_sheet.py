@@ -1,9 +1,11 @@
 """The samples of a run as one image: a row for each prompt; columns show the start, halfway and the end."""
 
+import contextlib
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -15,7 +17,18 @@ CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles ab
 TEXT_SIZE = 20  # readable at half size, as the page shows the image
 LINE_HEIGHT, LETTER_WIDTH = 26, 10  # font size in pixels of a prompt above its row
 MAX_LINES = 2
+LAST_LATIN, LAST_LETTER = "\u00ff", "\uffff"  # of Pillow's own font, and of system fonts: emoji come later
 TRAINED_ON = "some of the training images"
+# Fonts of Windows, macOS and Linux for prompts that Pillow's own font cannot write: Chinese, Japanese, Cyrillic.
+SYSTEM_FONTS = (
+    "msyh.ttc",
+    "YuGothM.ttc",
+    "Hiragino Sans GB.ttc",
+    "STHeiti Medium.ttc",
+    "NotoSansCJK-Regular.ttc",
+    "wqy-microhei.ttc",
+    "DroidSansFallbackFull.ttf",
+)
 INK, FAINT, PAPER = (24, 24, 32, 255), (112, 112, 124, 255), (255, 255, 255, 255)
 CLEAR, MIDDLE = (0, 0, 0, 0), (122, 125, 140, 255)  # a transparent background, and an ink for light and dark pages
 
@@ -85,7 +98,7 @@ def draw_sheet(
     for row, number in enumerate(sheet.prompts):
         top = HEAD + row * (above + CELL + MARGIN) + above
         for line, text in enumerate(reversed(labels[number])):
-            pen.text((MARGIN, top - LINE_HEIGHT * (line + 0.5)), text, fill=ink, font=font, anchor="lm")
+            pen.text((MARGIN, top - LINE_HEIGHT * (line + 0.5)), text, fill=ink, font=_font_for(text), anchor="lm")
         for column, step in enumerate(sheet.steps):
             place = sheet.places.get((number, step))
             sample = None if place is None else opened(place)
@@ -119,9 +132,30 @@ def _title(step: int) -> str:
 
 
 def _drawable(number: int, prompt: str) -> str:
-    plain = prompt.encode("latin-1", "ignore").decode("latin-1")
-    return plain if plain.strip() and 2 * len(plain) > len(prompt) else f"prompt {number + 1}"
+    """Return a prompt without what no font here can write, or its number if that is most of it."""
+    written = prompt if _system_font() else prompt.encode("latin-1", "ignore").decode("latin-1")
+    written = "".join(letter for letter in written if letter <= LAST_LETTER and letter.isprintable())
+    return written if written.strip() and 2 * len(written) > len(prompt) else f"prompt {number + 1}"
+
+
+@cache
+def _system_font() -> ImageFont.FreeTypeFont | None:
+    """Return a font of this computer with Chinese and Japanese letters, if it has one."""
+    for name in SYSTEM_FONTS:
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(name, TEXT_SIZE)
+    return None
+
+
+def _font_for(text: str) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return (None if _is_latin(text) else _system_font()) or ImageFont.load_default(TEXT_SIZE)
+
+
+def _is_latin(text: str) -> bool:
+    return all(letter <= LAST_LATIN for letter in text)
 
 
 def _wrapped(text: str, letters: int) -> list[str]:
-    return textwrap.wrap(text, letters, max_lines=MAX_LINES, placeholder=" ...")
+    # Other letters are up to twice as wide.
+    width = letters if _is_latin(text) else letters // 2
+    return textwrap.wrap(text, width, max_lines=MAX_LINES, placeholder=" ...")
