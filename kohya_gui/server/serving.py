@@ -6,6 +6,7 @@ import errno
 import getpass
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kohya_gui.server.auth import MIN_PASSWORD_LENGTH, is_loopback, new_token
+from kohya_gui.server.auth import MIN_PASSWORD_LENGTH, host_name, is_loopback, new_token
 from kohya_gui.server.guessing import MIN_TOKEN_BITS, bits
 from library.config.arguments import Arguments
 from library.config.json_types import JsonObject
@@ -28,6 +29,8 @@ SHUTDOWN_TIMEOUT = 2.0  # seconds for unfinished answers when the page ends
 HEADER_TIMEOUT = 20.0  # seconds for the headers of a request
 IN_USE, NOT_HERE = "in use", "this is not an address of this computer; 127.0.0.1 is, and 0.0.0.0 means all that it has"
 WINDOWS_IN_USE = 10048  # EADDRINUSE on Windows
+HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.]*")
+PATH_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~%!$&'()*+,;=:@-]+")
 # Options of kohya_ss's page that do not exist here, each with what to do instead.
 REFUSED = {
     "--share": "there is no public link: use ssh -L, or a proxy with TLS (docs/remote.md)",
@@ -61,6 +64,7 @@ def build_server_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--root",
+        type=existing_folder,
         action="append",
         default=[],
         metavar="FOLDER",
@@ -79,13 +83,18 @@ def build_server_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--allowed-host",
+        type=allowed_host,
         action="append",
         default=[],
         metavar="NAME",
         help="additional host name of the page, such as a proxy's; *.example means all below",
     )
     parser.add_argument(
-        "--root_path", default="", metavar="PATH", help="path, or whole address, under which a proxy shows the page"
+        "--root_path",
+        type=proxy_path,
+        default="",
+        metavar="PATH",
+        help="path, or whole address, under which a proxy shows the page",
     )
     parser.add_argument("--no-browser", "--headless", action="store_true", help="do not open the browser")
     for name in ("--inbrowser", "--do_not_share"):  # passed by kohya_ss's start scripts, and the default here
@@ -93,6 +102,46 @@ def build_server_parser() -> argparse.ArgumentParser:
     for name in REFUSED:
         parser.add_argument(name, nargs="?", action=_Refusing, help=argparse.SUPPRESS)
     return parser
+
+
+def allowed_host(text: str) -> str:
+    """Return the host name in an address as a browser shows it, without scheme and port; `*.` may stand before it.
+
+    Raises ArgumentTypeError, with a sentence, for anything else.
+    """
+    address = text.strip().partition("://")[2] or text.strip()
+    address = address.removesuffix("/")
+    with contextlib.suppress(UnicodeError):
+        name = host_name(f"[{address}]" if address.count(":") > 1 and "[" not in address else address)
+        name = name.encode("idna").decode("ascii")  # as browsers send it
+        if "/" not in address and HOST_NAME.fullmatch(name):
+            return name
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no host name: write it as the browser shows it, such as train.example or *.train.example, "
+        "and a path as --root_path"
+    )
+
+
+def existing_folder(text: str) -> str:
+    """Return a folder's path. Raises ArgumentTypeError, with a sentence, if there is none."""
+    if not os.path.isdir(os.path.expanduser(text)):
+        raise argparse.ArgumentTypeError(f"there is no folder {text}: create it, or correct its path")
+    return text
+
+
+def proxy_path(text: str) -> str:
+    """Return the path or address under which a proxy shows the page. Raises ArgumentTypeError, with a sentence, for
+    what no address can hold."""
+    address = text.strip()
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(address) if "://" in address else urlsplit(f"http://proxy/{address}")
+        names = [name for name in parts.path.split("/") if name]
+        has_more = parts.query or parts.fragment or any(map(str.isspace, address))  # urlsplit leaves out line ends
+        if parts.hostname and not has_more and all(PATH_NAME.fullmatch(name) for name in names):
+            return address
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no path of an address: write it as /trainer or https://train.example/trainer"
+    )
 
 
 def root_prefix(root_path: str) -> str:

@@ -302,6 +302,54 @@ def test_starters_of_kohya_ss_work_and_what_is_unsafe_in_them_is_refused(started
         assert words in output and "hunter22" not in output
 
 
+@pytest.mark.parametrize(
+    "written, name",
+    [
+        ("train.example", "train.example"),
+        ("https://Train.Example:8443/", "train.example"),
+        ("*.proxy.example", "*.proxy.example"),
+        ("bücher.example", "xn--bcher-kva.example"),
+        ("10.0.0.7:7860", "10.0.0.7"),
+        ("[fd00::7]:7860", "fd00::7"),
+        ("fd00::7", "fd00::7"),
+    ],
+)
+def test_an_allowed_host_may_be_written_as_the_browser_shows_it(started, written, name):
+    assert started("--allowed-host", written)["also"] == [name]
+
+
+@pytest.mark.parametrize(
+    "written", ["/srv/files", "train.example/trainer", "*", "", "a b", "https://", "[::1", "é" * 99]
+)
+def test_what_is_no_host_name_is_refused_at_the_start(started, written, capsys):
+    with pytest.raises(SystemExit):
+        started("--allowed-host", written)
+    assert "is no host name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "written", ["https://[x", "https://", "a?b", "/a#b", "../x", "/a/../b", "/tr ainer", "/a\nb", "https:///x"]
+)
+def test_what_is_no_path_of_a_proxy_is_refused_at_the_start(started, written, capsys):
+    with pytest.raises(SystemExit):
+        started("--root_path", written)
+    assert "is no path of an address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", ["", "/", "trainer", "/trainer/", "https://Train.example:8443/a%20b/c"])
+def test_a_path_of_a_proxy_may_be_an_address(started, written):
+    assert started("--root_path", written)["also"] == ["train.example"] * ("://" in written)
+
+
+def test_a_root_that_is_no_folder_is_refused_at_the_start(started, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for wrong in ("absent", "file"):
+        with pytest.raises(SystemExit):
+            started("--root", str(tmp_path / wrong))
+        assert f"argument --root: there is no folder {tmp_path / wrong}" in capsys.readouterr().err
+    assert started("--root", str(tmp_path))["also"] == []
+
+
 def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_path, monkeypatch, capsys):
     access = started("--host", "0.0.0.0", "--token-file", str(tmp_path / "new" / "token"))
     assert (tmp_path / "new" / "token").read_text().strip() == access["token"]
