@@ -86,7 +86,7 @@ def count_times(config: RunConfig, clock: Clock) -> int:
     """Return how often a training generates samples by its schedule."""
     sample = config.sample
     left = clock.times_left(sample.sample_every_n_steps, sample.sample_every_n_epochs) if sample.scheduled else 0
-    return left + sample.sample_at_first
+    return left + (sample.sample_at_first and not clock.step)
 
 
 def _passes(prompt: Prompt, sampler: Sampler) -> int:

@@ -166,6 +166,13 @@ def test_advice_for_samples_names_nothing_that_only_steps_need(run, monkeypatch)
     assert "ask for smaller sample images" in said and "train_batch_size" not in said and "lower resolution" not in said
 
 
+def test_a_resumed_training_does_not_sample_its_base_model_again(run, tmp_path):
+    first = run("first", max_train_steps=1, save_state=True)
+    resumed = run("resumed", max_train_steps=2, resume=tmp_path / "first" / "m-state")
+    assert [event["step"] for event in first.events("sample")] == [0, 0, 1, 1]
+    assert [event["step"] for event in resumed.events("sample")] == [2, 2]
+
+
 def test_a_vae_that_does_not_fit_on_the_gpu_decodes_where_it_is(run, monkeypatch):
     """Moving it for all samples fails once; each sample then finds its own place."""
     real, calls = Sampler.vae_on, []

@@ -137,6 +137,9 @@ def test_times_follow_the_schedule(demo, prompts, values, times):
     assert preview_time.count_times(config, Clock(8, 4, 2)) == times
     from_captions = replace(config, sample=replace(config.sample, sample_prompts=None, sample_from_captions=1))
     assert preview_time.count_times(from_captions, Clock(8, 4, 2)) == times
+    for schedule in (config, from_captions):  # a training that goes on has its base model's images
+        left = preview_time.count_times(schedule, Clock(8, 4, 2, step=7, epoch=2, in_epoch=3))
+        assert left == (1 if times else 0)
     assert len(preview_memory.complete_prompts(from_captions)) == 2
     assert preview_memory.largest_sample(from_captions) == (caption_prompts.MAX_SAMPLE_SIDE,) * 2
 
