@@ -217,3 +217,18 @@ def test_checked_merged_and_sampled_as_it_was_trained(kind, sdxl, tmp_path):
     again = load_file(merge.merge_into_checkpoint(sdxl, [(joined, 1.0)], tmp_path / "m.safetensors").path)
     half = load_file(merge.merge_into_checkpoint(sdxl, [(path, 0.5), (path, 0.5)], tmp_path / "h.safetensors").path)
     assert all(torch.allclose(again[key].float(), half[key].float(), rtol=1e-4, atol=1e-5) for key in half)
+
+
+@pytest.mark.parametrize(
+    "name, kohya",
+    [
+        ("lycoris_extra_0_ours.lokr_w1", "lora_unet_extra_0_ours.lokr_w1"),
+        ("diffusion_model.extra.0.ours.lokr_w1", "lora_unet_extra_0_ours.lokr_w1"),
+        ("transformer_blocks.0.ours.lokr_w1", "lora_unet_transformer_blocks_0_ours.lokr_w1"),
+    ],
+)
+def test_layers_that_the_model_lacks_get_the_names_that_kohya_would_give_them(tmp_path, name, kohya):
+    """The reader then names them among those it cannot place."""
+    tensors = {name: torch.ones(2, 2)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    assert [*adapters.rename_for_kohya(tmp_path / "x.safetensors", tensors, "flux")] == [kohya]
