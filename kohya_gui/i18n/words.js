@@ -15,7 +15,7 @@ const SKIPPED =
   ".picker li > span, span.own";
 /** @type {Record<string, string>} titles of tabs that mean something else than the same word on a button */
 const TAB_TITLES = { Train: "Train (room)" };
-const ATTRIBUTES = ["placeholder", "aria-label", "aria-valuetext", "title", "alt"];
+const ATTRIBUTES = ["placeholder", "aria-label", "aria-valuetext", "title", "alt", "data-label"];
 const TEXTS = "data-texts"; // templates and arguments of the sentences in an element
 
 /** @param {string} [value] without it, the stored language is returned */

@@ -221,7 +221,7 @@ function chart({ title, rows }, columns) {
             bar(row),
             make("span", { className: "time", title: row.p90 && `p90 ${row.p90}` }, row.p50));
         const text = cell(row, name);
-        return make(i ? "td" : "th", { "data-name": name, title: i ? "" : row.name },
+        return make(i ? "td" : "th", { "data-name": name, "data-label": name, title: i ? "" : row.name },
           i || !row.isVariant ? text : make("code", {}, text)); // the name of a variant is not translated
       })));
   return make("table", { className: "bars" },

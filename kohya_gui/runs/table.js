@@ -173,7 +173,7 @@ function newRow(row) {
     render();
   });
   const cells = COLUMNS.map((column) => make(column.key === "name" ? "th" : "td",
-    { "data-column": column.key, "data-title": translated(column.title), className: column.isNumber ? "number" : "",
+    { "data-column": column.key, "data-label": column.title, className: column.isNumber ? "number" : "",
       ...(column.key === "name" ? { scope: "row" } : {}) }));
   const tr = make("tr", { "data-run": row.id }, make("td", { className: "choose" }, make("label", {}, box)), ...cells);
   tr.addEventListener("click", ({ target }) => {

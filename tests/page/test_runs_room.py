@@ -383,3 +383,21 @@ def test_progress_is_also_said_in_words_in_the_readers_language(visit, tmp_path)
     page.locator("[aria-valuetext^='第 60 / 60 步']:visible").wait_for()
     assert bars.get_attribute("aria-valuenow") == "100"
     page.locator("select.language").select_option("en")
+
+
+@pytest.mark.browser
+def test_labels_beside_values_on_a_phone_follow_the_language(visit, tmp_path):
+    recorded(tmp_path, "one", 1e-4)
+    visitor = visit()
+    page = visitor.page
+    visitor.room("Runs")
+    page.locator(".runs-table [data-run]").wait_for()
+    heads = page.locator(".runs-table thead th[data-column]")
+    labels = "[...document.querySelectorAll('[data-run] [data-label]')].map((cell) => cell.dataset.label)"
+    seen = []
+    for language in ("zh", "ja", "en"):
+        page.locator("select.language").select_option(language)
+        page.wait_for_function("name => document.documentElement.lang === name", arg=language)
+        seen.append(page.evaluate(labels))
+        assert seen[-1] == [title.rstrip(" ↓↑") for title in heads.all_inner_texts()]
+    assert "Steps" in seen[2] and not any("Steps" in labels for labels in seen[:2]) and seen[0] != seen[1]
