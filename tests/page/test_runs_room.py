@@ -401,3 +401,12 @@ def test_labels_beside_values_on_a_phone_follow_the_language(visit, tmp_path):
         seen.append(page.evaluate(labels))
         assert seen[-1] == [title.rstrip(" ↓↑") for title in heads.all_inner_texts()]
     assert "Steps" in seen[2] and not any("Steps" in labels for labels in seen[:2]) and seen[0] != seen[1]
+
+
+@pytest.mark.browser
+def test_a_name_that_turns_the_direction_of_writing_turns_no_other_words(visit, tmp_path):
+    recorded(tmp_path, "one", 1e-4, output_name="\u202egnp.tac")
+    visitor = visit()
+    visitor.room("Runs")
+    name = visitor.page.locator(".runs-table [data-run] .who .own").first
+    assert name.evaluate("e => getComputedStyle(e).unicodeBidi") == "isolate"
