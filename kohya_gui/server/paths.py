@@ -1,6 +1,7 @@
 """The one guard for each path from a browser: files are listed, read, written and deleted in chosen folders only."""
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +88,8 @@ def allowed_path(text: Any, roots: Sequence[Path], what: str = "path", is_new: b
         raise ConfigError(Problem(what, template, path=text[:120]))
     try:
         path = pasted_path(text).resolve()
+        if any(map(os.path.islink, (path, *path.parents))):
+            raise OSError(errno.ELOOP, "links that lead to each other")  # as resolve() raises before Python 3.13
     except (OSError, RuntimeError, ValueError):
         raise ConfigError(Problem(what, ": this is not a path on this computer")) from None
     # The innermost root, as a named root may be in a hidden folder of another.
