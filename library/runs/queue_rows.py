@@ -155,13 +155,9 @@ def run_contents(run: reader.RecordedRun) -> JsonObject:
 
 def entry_contents(entry: queue.QueueEntry) -> JsonObject:
     """Return the settings of an entry with the paths of files replaced by their contents."""
-    return file_contents.with_contents(entry_values(entry), queue.queue_folder() / entry.id)
-
-
-def entry_values(entry: queue.QueueEntry) -> JsonObject:
-    """Return the settings of an entry that are not at their defaults, by option; {} if they are gone."""
     path = queue.queue_folder() / f"{entry.id}.toml"
-    return _values_of_file(str(path), layout.signature(str(path)))
+    values = _values_of_file(str(path), layout.signature(str(path)))
+    return file_contents.with_contents(values, queue.queue_folder() / entry.id)
 
 
 @lru_cache(maxsize=1024)

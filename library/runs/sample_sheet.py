@@ -39,7 +39,10 @@ class SampleSheet:
     @property
     def labels(self) -> dict[int, list[str]]:
         letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
-        return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
+        return {
+            number: textwrap.wrap(_drawable(number, prompt), letters, max_lines=MAX_LINES, placeholder=" ...")
+            for number, prompt in self.prompts.items()
+        }
 
     @property
     def label_height(self) -> int:
@@ -81,7 +84,8 @@ def draw_sheet(
     labels, above = sheet.labels, sheet.label_height
     for column, step in enumerate(sheet.steps):
         middle = MARGIN + column * (CELL + MARGIN) + CELL / 2
-        pen.text((middle, HEAD / 2), _title(step), fill=faint, font=font, anchor="mm")
+        title = f"after {counted(step, 'step')!s}" if step else "base model"
+        pen.text((middle, HEAD / 2), title, fill=faint, font=font, anchor="mm")
     for row, number in enumerate(sheet.prompts):
         top = HEAD + row * (above + CELL + MARGIN) + above
         for line, text in enumerate(reversed(labels[number])):
@@ -114,14 +118,6 @@ def _put(image: Image.Image, sample: Image.Image, left: int, top: int) -> None:
     image.paste(fitted, (left + (CELL - width) // 2, top + (CELL - height) // 2))
 
 
-def _title(step: int) -> str:
-    return f"after {counted(step, 'step')!s}" if step else "base model"
-
-
 def _drawable(number: int, prompt: str) -> str:
     plain = prompt.encode("latin-1", "ignore").decode("latin-1")
     return plain if plain.strip() and 2 * len(plain) > len(prompt) else f"prompt {number + 1}"
-
-
-def _wrapped(text: str, letters: int) -> list[str]:
-    return textwrap.wrap(text, letters, max_lines=MAX_LINES, placeholder=" ...")
