@@ -183,7 +183,8 @@ class ColumnSampler:
 
     def with_all_shown(self, column: Column) -> Column:
         """Return the column with all files that its images show."""
-        return plan.with_merged(self.with_few_steps(column), self._model.merged)
+        column = self.with_few_steps(column)
+        return replace(column, loras=(*self._model.merged, *column.loras))
 
     def metadata(self, row: int, column: Column, base: str) -> dict[str, str]:
         """Return the texts in the file of an image of `base`: what it takes to generate it again."""

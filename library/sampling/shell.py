@@ -51,7 +51,9 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
-        notes = [*sampling_notes(arguments, inputs.config), *_find_misspelt_words(inputs)]
+        loras = (path for column in inputs.columns for path, _ in column.loras)
+        misspelt = trigger_words.misspelt(loras, inputs.prompts)
+        notes = [*sampling_notes(arguments, inputs.config), *misspelt]
         work.store({"warnings": notes})
 
         def store(sheet: "Sheet") -> None:
@@ -207,10 +209,6 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
     yield from prompt_checks.notes(arguments.prompts, use) if arguments.prompts else ()
     for line in arguments.prompt:
         yield from prompt_checks.line_notes(line, use)
-
-
-def _find_misspelt_words(inputs: SampleInputs) -> Iterator[MessageLike]:
-    return trigger_words.misspelt((path for column in inputs.columns for path, _ in column.loras), inputs.prompts)
 
 
 def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:
