@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] == "add":
         return _add(argv[1:])
     arguments = _parser().parse_args(argv or ["list"])
-    return shown.run_command(lambda: COMMANDS[arguments.command](arguments), arguments.json)
+    return shown.run_command(lambda: QUEUE_COMMANDS[arguments.command](arguments), arguments.json)
 
 
 def _parser() -> Arguments:
@@ -181,7 +181,7 @@ def _say(as_json: bool, sentence: str, entry: str = "") -> None:
         print(one_line(sentence))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+QUEUE_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "list": _list,
     "move": _move,
     "pause": _pause,

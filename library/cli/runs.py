@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Run a command about runs. Return 0 on success, 1 on failure, 2 on wrong usage."""
     is_listing = not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help"))
     arguments = _parser().parse_args(["list", *argv] if is_listing else argv)
-    return shown.run_command(lambda: COMMANDS[arguments.command](arguments), arguments.json)
+    return shown.run_command(lambda: RUN_COMMANDS[arguments.command](arguments), arguments.json)
 
 
 def _parser() -> Arguments:
@@ -204,7 +204,7 @@ def _say(arguments: argparse.Namespace, sentence: str, run: str) -> None:
         print(sentence)
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+RUN_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "list": _list,
     "show": _show,
     "stop": _stop,

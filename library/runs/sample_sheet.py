@@ -38,6 +38,7 @@ class SampleSheet:
 
     @property
     def labels(self) -> dict[int, list[str]]:
+        """Return the lines of the prompt above each row."""
         letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
         return {
             number: textwrap.wrap(_drawable(number, prompt), letters, max_lines=MAX_LINES, placeholder=" ...")
