@@ -21,7 +21,7 @@ from library.config.strengths import weighted_file
 from library.families.recognition import recognise_file
 from library.jobs.work import join_work
 from library.runs import gpu_slots
-from library.runs.gpu_wait import free_devices
+from library.runs.gpu_wait import reserve_devices
 from library.sampling import plan, prompt_checks, trigger_words
 from library.sampling.prompts import RANDOM_SEED, Prompt, find_value_problems, parse_line_at, read_prompts
 
@@ -47,7 +47,7 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     arguments = build_sample_parser().parse_args(argv)
     inputs = read_inputs(arguments, script_of)
     word = arguments.word or word_of(arguments.config)
-    with join_work("sample") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
+    with join_work("sample") as work, reserve_devices({"cpu": arguments.cpu}, work.wait) as devices:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
