@@ -23,10 +23,12 @@ def speed_of(processes: int) -> float:
 
 def bytes_to_compile(calls: Iterable[BlockCall], denoiser: nn.Module) -> float:
     """Return the GPU memory of a process that compiles these calls of blocks."""
-    weights = {call: sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters()) for call in calls}
-    return CONTEXT_BYTES + max(
-        BLOCK_COPIES * size + KEPT_ACTIVATIONS * call.largest_tensor for call, size in weights.items()
-    )
+
+    def bytes_of(call: BlockCall) -> int:
+        weights = sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters())
+        return BLOCK_COPIES * weights + KEPT_ACTIVATIONS * call.largest_tensor
+
+    return CONTEXT_BYTES + max(map(bytes_of, calls))
 
 
 def lack_of_room(needed: float, free: float) -> str:
