@@ -193,6 +193,10 @@ def golden_cases() -> list[GoldenCase]:
         GoldenCase(name, **case | {"stages": [whole(case["script"], stage) for stage in case["stages"]]})
         for name, case in tables["case"].items()
     ]
+    for family in tables["each"]["families"]:
+        for kind, suffix in (("lora", "_train_network"), ("full", "_train")):
+            stages = [whole(family + suffix, tables["each"][kind])]
+            cases.append(GoldenCase(f"{family}_{kind}", family + suffix, stages))
     scripts = dict.fromkeys(case.script for case in cases)
     return [*cases, GoldenCase(PAGES, "", [whole(script, {"script": script}) for script in scripts])]
 

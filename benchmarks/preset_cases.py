@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from library.config.formats import read_toml
+
 PROJECT_ROOT = Path(__file__).resolve().parents[1]
 PRESET_KINDS = ("lora", "finetune", "textual-inversion", "lllite")
 PROFILED = {"sdxl": "lora-12gb", "flux": "lora-24gb"}  # the presets that are combined with compile profiles
@@ -88,12 +90,12 @@ def preset_cases(family: str, only: list[str] | None, size: str) -> list[PresetC
             if not only or path.stem in only:
                 cap = float(path.stem.rpartition("-")[2].removesuffix("gb"))
                 room = int(min(max(cap, LEAST.get(family, LARGEST_MEMORY)), 64))
-                cases.append(PresetCase(family, kind, path.stem, flat_options(path), cap, room, size))
+                cases.append(PresetCase(family, kind, path.stem, read_toml(path), cap, room, size))
     names = {case.name for case in cases}
     for kind in PRESET_KINDS:
         for way in TABLES["ways"].get(f"{family} {kind}", ()):
             if way["preset"] in names:
-                values = flat_options(PROJECT_ROOT / "presets" / preset_folder(family) / f"{way['preset']}.toml")
+                values = read_toml(PROJECT_ROOT / "presets" / preset_folder(family) / f"{way['preset']}.toml")
                 for change in way.get("changes", ()):
                     values |= TABLES["changes"][change]
                 values |= way.get("options", {})
@@ -115,9 +117,7 @@ def profiled(family: str, size: str) -> list[PresetCase]:
 
     cases, base = [], PROFILED[family]
     config = families.config_class(families.lora_script(family))
-    now = option_values(
-        build_config(config, flat_options(PROJECT_ROOT / "presets" / family / f"{base}.toml"), notes=[])
-    )
+    now = option_values(build_config(config, read_toml(PROJECT_ROOT / "presets" / family / f"{base}.toml"), notes=[]))
     for profile in preset_files.profiles():
         if profile.is_profile and not (applied := presets.apply(profile, config, now)).compile.compile_autotune:
             tables = without_tables(changed(applied))
@@ -135,8 +135,3 @@ def choose_case(cases: list[PresetCase], title_and_values: str) -> PresetCase:
         return case
     values = case.values | tomllib.loads("\n".join(changes))
     return replace(case, name=" ".join([case.name, *changes]), cap=values.pop("memory", case.cap), values=values)
-
-
-def flat_options(path: Path) -> dict[str, Any]:
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: value for table in tables.values() for name, value in table.items()}

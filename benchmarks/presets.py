@@ -228,7 +228,6 @@ class Process:
         )
 
     def begin(self, case: PresetCase) -> None:
-        """Send the case."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(case.__dict__).encode() + b"\n")
         self.process.stdin.flush()
@@ -333,7 +332,6 @@ def main() -> None:
 
 
 def preset_row(row: dict[str, Any], batch: int, at: float) -> str:
-    """Return a row of the table."""
     start = f"{at:5.0f} s  {row['kind']:8} {row['case']:46} {row['cap'] or '':>5} batch {batch}"
     if "failed" in row:
         return f"{start} failed: {row['failed']} {row.get('reserved_gib', '')}"

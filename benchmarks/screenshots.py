@@ -78,7 +78,6 @@ def wait_for_step(run_id: str, step: int) -> None:
 
 
 def wait_for_end(run_id: str) -> reader.RecordedRun:
-    """Wait for the end of a run."""
     while (run := reader.find_run(run_id)).active:
         time.sleep(0.2)
     return run

@@ -54,7 +54,7 @@ def run_takeover(case: VersusCase, work: Path, limit: float) -> dict[str, Any]:
     row = versus.run_program(ours, case, work, limit)
     row.pop("file", None)
     (folder,) = (work / versus.THIS_TRAINER.replace(" ", "-") / "out" / "runs").glob("*")
-    events = reader.read_events(folder)[0]
+    events = reader.read_events(folder)
     steps = {event["step"]: event.get("compute_s") for event in events if event["kind"] == "step"}
     (takeover,) = [event for event in events if event["kind"] == "takeover"] or [{}]
     switched = takeover.get("step", 0)

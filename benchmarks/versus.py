@@ -86,7 +86,6 @@ class Program:
         }
 
     def script_of(self, case: VersusCase) -> Path:
-        """Return the script of a case."""
         name = versus_files.MUSUBI_SCRIPTS.get(case.script, case.script) if self.source else case.script
         return self.scripts / f"{name}.py"
 
@@ -235,7 +234,6 @@ def document(results: dict[str, Any]) -> str:
 
 
 def save_results(results: dict[str, Any], out: Path) -> None:
-    """Write the results so far."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     out.with_suffix(".md").write_text(document(results), encoding="utf-8")

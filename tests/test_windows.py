@@ -99,9 +99,9 @@ def test_what_only_posix_has_is_asked_for_nowhere_else():
 
 def test_times_of_records_are_converted_in_the_one_way_that_windows_takes():
     """There the call fails for times before 1970, which damaged records have."""
-    own_clock = {"library.curation.trash", "library.runs.durations"}
+    own_clock = {"library.curation.trash", "library.runs.dates"}
     converted = {module for module, _, name in calls() if name in ("time.localtime", "time.gmtime")}
-    assert converted == own_clock, "use local_time of library.runs.durations"
+    assert converted == own_clock, "use local_time of library.runs.dates"
 
 
 def test_killing_by_number_is_left_to_psutil():

@@ -85,7 +85,7 @@ class Outcome:
         return reader.run_at(self.folder).facts
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [in_english(event) for event in reader.read_events(self.folder)[0] if event["kind"] == kind]
+        return [in_english(event) for event in reader.read_events(self.folder) if event["kind"] == kind]
 
     def numbers(self, name: str = "loss") -> dict[int, float]:
         return {event["step"]: event[name] for event in self.events("step")}

@@ -18,7 +18,7 @@ from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
-from library.curation import dataset_file, image_folders, shares, sources
+from library.curation import dataset_file, image_folders, sources
 from library.curation.dataset_file import KNOWN, DatasetTable, FolderTable
 
 DATASET_OPTION = "dataset_config"
@@ -185,7 +185,7 @@ def count_images(form: SettingsForm, submission: Submission, roots: Sequence[Pat
     processes = str(submission.launch.get("num_processes", ""))
     world = int(processes) if re.fullmatch("[1-9][0-9]{0,3}", processes) else 1
     try:
-        return shares.count_by_folder(config, lambda path: _is_readable(path, roots, outside), world)
+        return image_folders.count_by_folder(config, lambda path: _is_readable(path, roots, outside), world)
     except ConfigError as error:
         raise ConfigError(*(outside or error.problems)) from None
 

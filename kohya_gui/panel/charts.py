@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject
 from library.config.problems import Message
-from library.runs.durations import local_time
+from library.runs.dates import local_time
 
 WIDTH, HEIGHT, MAX_POINTS = 600, 150, 300  # units of a chart, and the most points of a line
 MAX_LABEL = 6  # characters that fit beside an axis

@@ -11,7 +11,7 @@ from kohya_gui.i18n.sentences import data
 from library.config.json_types import JsonObject, JsonValue, as_float
 from library.config.problems import Message, MessageLike, counted, join_messages, without_flags
 from library.runs import explain, layout, machine, reader, stop
-from library.runs.durations import duration_in_words, local_time
+from library.runs.dates import duration_in_words, local_time
 from library.runs.gpu_log import SPILLED
 from library.runs.lost_time import lost_time_sentence
 from library.runs.queue import BY_USER, Queue

@@ -215,7 +215,7 @@ def measure_in_own_process(config: RunConfig, size: tuple[int, int], parent: Pat
     if code or facts.get("state") != "finished":
         trial.why = facts.get("error") or explain.cause(output) or Message("it ended with code {code}", code=code)
         return trial
-    if failed := [event for event in reader.read_events(run_folders[-1])[0] if event.get("kind") == "sample_failed"]:
+    if failed := [event for event in reader.read_events(run_folders[-1]) if event.get("kind") == "sample_failed"]:
         trial.why = failed[0]["text"]  # the training continues without samples, but the config wants them
         return trial
     compiled = facts.get("compile") or {}
@@ -269,7 +269,7 @@ def _pace(folder: Path, facts: JsonMapping) -> float | None:
     """Return seconds of a steady step."""
     # A GPU may receive a few steps before it has done the first, so its own clock counts, not the host's.
     if facts.get("peak_memory_gb"):
-        steps = [event for event in reader.read_events(folder)[0] if event.get("kind") == "step"]
+        steps = [event for event in reader.read_events(folder) if event.get("kind") == "step"]
         parts = ("data_s", "transfer_s", "compute_s")
         seconds = [sum(step[part] for part in parts) for step in steps[-TIMED:] if parts[-1] in step]
         if seconds:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from library import families
 from library.bench import chart, profile_advice, report
-from library.bench.ways import choose_ways
 from library.config import environment
 from library.config.arguments import Arguments
 from library.config.json_types import JsonMapping, JsonObject
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from library.bench.subjects import Subject
 
 CHART_FILE = "picture.svg"
+ChooseCandidates = Callable[[Sequence[str]], list[candidates.Candidate]]
 BENCH_PARTS = (*report.STEP_PARTS, report.SAMPLE)
 EXAMPLES = """
 kohya bench --family NAME --size full            a model of real size with random weights, on this GPU
@@ -233,6 +233,32 @@ def _measured(arguments: argparse.Namespace, subject: "Subject", work: JobRecord
     finally:
         if bench.rows:
             _show(work.folder, say)
+
+
+def choose_ways(
+    names: Sequence[str], choose: ChooseCandidates, known_ways: Sequence[str], trains: bool
+) -> tuple[list[candidates.Candidate], list[str]]:
+    """Return the settings for steps, and the ways to generate, of the names of --candidate; each part measures its own.
+
+    `choose` returns the settings of some names, `known_ways` are those of this device, and `trains` is whether steps
+    are measured, too. Raises ConfigError for names that no part knows, and for a part without a name.
+    """
+    if not names or [*names] == [candidates.ALL_NAMES]:
+        return choose(names), [*known_ways]
+    ways = [name for name in dict.fromkeys(names) if name in known_ways]
+    if not trains:
+        unknown = [name for name in dict.fromkeys(names) if name not in known_ways]
+        why = "is not for generating images"
+        raise_if_any(candidates.unknown_name(name, known_ways, candidates.IMAGE_WAYS, why) for name in unknown)
+        return [], ways
+    for_steps = {*candidates.NAMED, candidates.OWN_SETTINGS}
+    of_steps = [name for name in names if name in for_steps or name not in known_ways]
+    chosen = choose(of_steps) if of_steps else []
+    if not chosen or not ways:
+        template = "--candidate {names} has no variant for --part {part}; add one of {possible}"
+        part, possible = ("sample", known_ways) if chosen else ("step", [candidate.name for candidate in choose([])])
+        raise ConfigError(template, names=",".join(names), part=part, possible=", ".join(possible))
+    return chosen, ways
 
 
 def _show(folder: Path, say: Any) -> None:

@@ -56,16 +56,10 @@ def find_machine_problems(config: RunConfig) -> Iterator[Problem]:
 
 def find_machine_notes(config: RunConfig) -> Iterator[Problem]:
     """Remark on options that this machine ignores, or handles badly."""
-    yield from find_idle_launch_options(config)
+    for name in schema.changed(config).get("distributed", {}) if process_count() == 1 else ():
+        yield ineffective.remark(name, "this training has a single process")
     yield from find_half_precision_notes(config)
     yield from find_missing_gpu_features(config)
-
-
-def find_idle_launch_options(config: RunConfig) -> Iterator[Problem]:
-    """Remark on options for several processes in a run with only one."""
-    if process_count() == 1:
-        for name in schema.changed(config).get("distributed", {}):
-            yield ineffective.remark(name, "this training has a single process")
 
 
 def find_half_precision_notes(config: RunConfig) -> Iterator[Problem]:

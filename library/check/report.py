@@ -53,6 +53,7 @@ TOPICS = {
     "save": "disk",
     "sample": "samples",
 }
+VERDICTS = ("bad", "hint", "ok")  # in the order of the report
 ORDER = ("model", "images", "captions", "caches", "training", "GPU", "compiling", "samples", "disk", "other")
 LAUNCH_OPTIONS = section_options(Launch)
 NO_GPU = Message("no GPU was found: trainings run on the CPU, which is too slow for full-size models")
@@ -136,16 +137,13 @@ def make_report(config: RunConfig, reading: Reading[Any] | None = None) -> Repor
             finding for finding in _collect_findings(config, check, gpu, memory) if finding.topic not in settled
         ]
     length = None if problems else training_length.expected_length(config, check)
-    return Report(tuple(sorted(findings, key=_sort_key)), needs, length.total if length else None)
+    findings.sort(key=lambda finding: (VERDICTS.index(finding.verdict), ORDER.index(finding.topic)))
+    return Report(tuple(findings), needs, length.total if length else None)
 
 
 def _repeats_one(note: Problem, problems: Sequence[Problem]) -> bool:
     """Return whether a remark asks for what a problem asks for already."""
     return bool(note.fix) and any(note.option == other.option and note.fix == other.fix for other in problems)
-
-
-def _sort_key(finding: Finding) -> tuple[int, int]:
-    return ("bad", "hint", "ok").index(finding.verdict), ORDER.index(finding.topic)
 
 
 def topic(problem: Problem, config: RunConfig) -> str:

@@ -15,7 +15,7 @@ from library.config.problems import ConfigError, Message, either
 from library.config.run_config import RunConfig
 from library.jobs.work import ahead_of, join_work
 from library.runs import foreground, gpu_slots, keys
-from library.runs.gpu_wait import free_devices
+from library.runs.gpu_wait import reserve_devices
 from library.runs.launcher import launch_command
 
 SCRIPTS = {"latents": "tools/cache_latents", "text": "tools/cache_text_encoder_outputs"}
@@ -54,7 +54,7 @@ def start_caching(kind: str, argv: list[str]) -> int:
         return complain("\n".join(map(str, problems)), EXIT_MISUSED)
     path, flags = split_file(flags)
     work = ahead_of("cache")
-    with work, free_devices(launch_options, work.wait) as devices:
+    with work, reserve_devices(launch_options, work.wait) as devices:
         arguments, variables = launch_command(
             path or "", SCRIPTS[kind], **gpu_slots.options_for_devices(launch_options, devices)
         )

@@ -105,17 +105,13 @@ def script_of_toml(path: Path) -> str:
         fitting = _with_family_of_model(fitting, values.get(MODEL_OPTION), of_all)
     if len(fitting) > 1:  # exclude scripts that reject the value of an option
         fitting = [script for script in fitting if not read_layers(config_class(script), [Layer(values)]).wrong]
-    if len(fitting) > 1 and _are_versions([config_class(script).family for script in fitting]):
-        fitting = fitting[:1]  # files of the later versions say what they are, as ours do
+    of_first = config_class(fitting[0]).family if fitting else ""
+    if all(config_class(script).family.startswith(of_first) for script in fitting):
+        fitting = fitting[:1]  # the others are later versions of its family, whose files say what they are, as ours do
     if len(fitting) != 1:
         template = "the training script cannot be told from {path}: name it, {runs}"
         raise ConfigError(template, path=path, runs=", ".join(RUNS))
     return fitting[0]
-
-
-def _are_versions(names: list[str]) -> bool:
-    """Return whether families are the first one and its later versions, whose names begin with its name."""
-    return all(name.startswith(names[0]) for name in names)
 
 
 def _has_its_files(config: type[RunConfig], set_options: set[str], shared: set[str]) -> bool:

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] == "add":
         return _add(argv[1:])
     arguments = _parser().parse_args(argv or ["list"])
-    return shown.run_command(lambda: _commands(arguments)[arguments.command](), arguments.json)
+    return shown.run_command(lambda: QUEUE_COMMANDS[arguments.command](arguments), arguments.json)
 
 
 def _parser() -> Arguments:
@@ -55,18 +55,6 @@ def _parser() -> Arguments:
     return parser
 
 
-def _commands(arguments: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
-    return {
-        "list": lambda: _list(arguments.json),
-        "move": lambda: _move(arguments),
-        "pause": lambda: _changed(arguments.json, queue.pause, "the queue is paused: nothing new is started"),
-        "resume": lambda: _changed(arguments.json, queue.go_on, "the queue continues"),
-        "remove": lambda: _remove(arguments),
-        "restore": lambda: _restore(arguments),
-        "duplicate": lambda: _duplicate(arguments),
-    }
-
-
 def _add(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(ADD_USAGE)
@@ -85,13 +73,8 @@ def _check_and_add(argv: list[str], own: dict[str, bool]) -> None:
         return shown.print_json(facts)
     for hint in added.hints:
         print(f"note: {hint}")
-    print(one_line(_reword_for_shell(str(added.said))))
+    print(one_line(str(added.said).replace("press Continue in the Runs tab", "kohya queue resume starts it again")))
     return None
-
-
-def _reword_for_shell(sentence: str) -> str:
-    """The page's sentence with the command in place of its button."""
-    return sentence.replace("press Continue in the Runs tab", "kohya queue resume starts it again")
 
 
 def listing() -> dict[str, object]:
@@ -107,8 +90,8 @@ def listing() -> dict[str, object]:
     }
 
 
-def _list(as_json: bool) -> None:
-    if as_json:
+def _list(arguments: argparse.Namespace) -> None:
+    if arguments.json:
         return shown.print_json(listing())
     now = queue.read_queue()
     rows = queue_rows(now)
@@ -181,9 +164,14 @@ def _duplicate(arguments: argparse.Namespace) -> None:
     _say(arguments.json, f"{double.name} is in the queue", double.id)
 
 
-def _changed(as_json: bool, change: Callable[[], None], sentence: str) -> None:
-    change()
-    _say(as_json, sentence)
+def _pause(arguments: argparse.Namespace) -> None:
+    queue.pause()
+    _say(arguments.json, "the queue is paused: nothing new is started")
+
+
+def _resume(arguments: argparse.Namespace) -> None:
+    queue.go_on()
+    _say(arguments.json, "the queue continues")
 
 
 def _say(as_json: bool, sentence: str, entry: str = "") -> None:
@@ -191,3 +179,14 @@ def _say(as_json: bool, sentence: str, entry: str = "") -> None:
         shown.print_json({**listing(), "said": sentence, "entry": entry})
     else:
         print(one_line(sentence))
+
+
+QUEUE_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "list": _list,
+    "move": _move,
+    "pause": _pause,
+    "resume": _resume,
+    "remove": _remove,
+    "restore": _restore,
+    "duplicate": _duplicate,
+}

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from library.cli import shown
 from library.cli.main import EXIT_FAILED
@@ -31,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Run a command about runs. Return 0 on success, 1 on failure, 2 on wrong usage."""
     is_listing = not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help"))
     arguments = _parser().parse_args(["list", *argv] if is_listing else argv)
-    return shown.run_command(lambda: _commands(arguments)[arguments.command](), arguments.json)
+    return shown.run_command(lambda: RUN_COMMANDS[arguments.command](arguments), arguments.json)
 
 
 def _parser() -> Arguments:
@@ -64,19 +63,6 @@ def _parser() -> Arguments:
     return parser
 
 
-def _commands(arguments: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
-    return {
-        "list": lambda: _list(arguments),
-        "show": lambda: _show(arguments),
-        "stop": lambda: _stop(arguments),
-        "save": lambda: _request(arguments, "save"),
-        "sample": lambda: _request(arguments, "sample"),
-        "resume": lambda: _resume(arguments),
-        "compare": lambda: _compare(arguments),
-        "rm": lambda: _remove(arguments),
-    }
-
-
 def _list(arguments: argparse.Namespace) -> None:
     summaries = [run for run in overview.overview() if arguments.state in (None, run.state)][: max(0, arguments.limit)]
     if arguments.json:
@@ -101,7 +87,8 @@ def _cells(run: overview.RunSummary) -> tuple[str, ...]:
 
 def _show(arguments: argparse.Namespace) -> None:
     run = shown.find_run_named(arguments.run) if arguments.run else _active_or_newest()
-    summary, files = overview.summary(run), _saved_files(run)
+    events = reader.progress(run.folder).update().events.get("saved", ())
+    summary, files = overview.summary(run), [str(path) for path in reader.saved_files(run, events)]
     if arguments.json:
         facts = {**dataclasses.asdict(summary), "saved": files, "settings": queue_rows.run_values(run)}
         return shown.print_json(facts)
@@ -136,13 +123,6 @@ def _active_or_newest() -> reader.RecordedRun:
     return newest or shown.only_active_run("")
 
 
-def _saved_files(run: reader.RecordedRun) -> list[str]:
-    """The files and states that a run has saved and that exist."""
-    events = reader.progress(run.folder).update().events.get("saved", ())
-    paths = dict.fromkeys(Path(str(run.facts.get("folder") or ".")) / str(event.get("file") or "") for event in events)
-    return [str(path) for path in paths if path.exists()]
-
-
 def _stop(arguments: argparse.Namespace) -> int | None:
     run = shown.only_active_run(arguments.run)
     how = "kill" if arguments.kill else "now" if arguments.now else "after_step"
@@ -162,11 +142,11 @@ def _stop(arguments: argparse.Namespace) -> int | None:
     return _say(arguments, f"{run.id}: {stop.answer_to(run, how)}{then}", run.id)
 
 
-def _request(arguments: argparse.Namespace, what: str) -> None:
+def _request(arguments: argparse.Namespace) -> None:
     run = shown.only_active_run(arguments.run)
     stop.refuse_ended(run)
-    stop.request_output(run.id, what)
-    _say(arguments, f"{run.id}: {stop.answer_to(run, what)}", run.id)
+    stop.request_output(run.id, arguments.command)
+    _say(arguments, f"{run.id}: {stop.answer_to(run, arguments.command)}", run.id)
 
 
 def _resume(arguments: argparse.Namespace) -> None:
@@ -222,3 +202,15 @@ def _say(arguments: argparse.Namespace, sentence: str, run: str) -> None:
         shown.print_json({"said": sentence, "run": run})
     else:
         print(sentence)
+
+
+RUN_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "list": _list,
+    "show": _show,
+    "stop": _stop,
+    "save": _request,
+    "sample": _request,
+    "resume": _resume,
+    "compare": _compare,
+    "rm": _remove,
+}

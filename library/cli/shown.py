@@ -11,7 +11,7 @@ from library.bench.report import align_columns
 from library.cli.main import EXIT_DONE, EXIT_FAILED, complain
 from library.config.problems import ConfigError, Message, MessageLike, one_line
 from library.runs import reader
-from library.runs.durations import duration_in_words, local_time
+from library.runs.dates import duration_in_words, local_time
 
 Named = TypeVar("Named")
 UNKNOWN = "-"  # in a table

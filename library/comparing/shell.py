@@ -12,7 +12,7 @@ from library.config.problems import ConfigError, Problem, collecting
 from library.downloads.shell import default_folder
 from library.jobs.work import join_work
 from library.runs import gpu_slots
-from library.runs.gpu_wait import free_devices
+from library.runs.gpu_wait import reserve_devices
 from library.runs.reader import RecordedRun
 from library.sampling.prompts import Prompt
 from library.sampling.shell import prompts_to_sample
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     """Compare and return 0. Raises ConfigError."""
     arguments = build_compare_parser().parse_args(argv)
     run, prompts = read_inputs(arguments)
-    with join_work("compare") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
+    with join_work("compare") as work, reserve_devices({"cpu": arguments.cpu}, work.wait) as devices:
         os.environ.update(gpu_slots.device_environment(devices))
         # Loads torch, which detects GPUs only once.
         compare = families.load_object("library.comparing.work:compare_files")

@@ -226,7 +226,6 @@ class GraphedModel:
         )
 
     def _try_to_record(self, call: Callable[..., Any], flattened: Call) -> "Recording | NotRecorded":
-        """Attempt one recording."""
         rng_states = torch.get_rng_state(), torch.cuda.get_rng_state()
         try:
             if self._memory is None:

@@ -69,14 +69,6 @@ GENERATION = " ".join(
 CYCLES = ("cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay")
 
 
-def _is_logged(config: RunConfig) -> bool:
-    return bool(config.log.logging_dir or config.log.log_with)
-
-
-def _has_no_dataset_file(config: RunConfig) -> bool:
-    return not config.data.dataset_config
-
-
 def _splits_tags(config: RunConfig) -> bool:
     """Return whether captions are split into tags: shuffled, dropped or warmed up; a subset may enable that, too."""
     captions = config.captions
@@ -118,7 +110,7 @@ SHARED: tuple[Rule, ...] = (
     ),
     ("compile_mode", lambda c: c.compile.compile_backend == "inductor", "only inductor has modes"),
     ("checkpoint_keep_attention", lambda c: c.memory.checkpointing, "gradient_checkpointing is off"),
-    ("train_data_dir reg_data_dir in_json", _has_no_dataset_file, "dataset_config describes the images"),
+    ("train_data_dir reg_data_dir in_json", lambda c: not c.data.dataset_config, "dataset_config describes the images"),
     (
         "reg_data_dir caption_extension cache_info",
         lambda c: not c.data.in_json or c.data.dataset_config,
@@ -209,7 +201,7 @@ SHARED: tuple[Rule, ...] = (
     (GENERATION, lambda c: c.sample.wanted, "neither sample_prompts nor sample_from_captions is set"),
     ("sample_steps sample_shift", lambda c: not c.sample.sample_sigmas, "sample_sigmas decides"),
     ("sample_every_n_steps", lambda c: not c.sample.sample_every_n_epochs, "sample_every_n_epochs decides"),
-    ("log_tracker_name log_config", _is_logged, "logging_dir is not set"),
+    ("log_tracker_name log_config", lambda c: c.log.logging_dir or c.log.log_with, "logging_dir is not set"),
     ("logging_dir log_prefix", lambda c: c.log.log_with != "wandb", "log_with = wandb has no folder of its own"),
     ("log_prefix", lambda c: c.log.logging_dir, "logging_dir is not set"),
     ("log_tracker_config", lambda c: c.log.log_with in ("wandb", "all"), "log_with is not wandb"),

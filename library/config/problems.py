@@ -82,10 +82,7 @@ class Message:
         self.__setattr__(name, None)
 
     def __str__(self) -> str:
-        return self._filled(self.template)
-
-    def _filled(self, template: str) -> str:
-        shown = self.plural if self.plural and self.arguments.get("count") != "1" else template
+        shown = self.plural if self.plural and self.arguments.get("count") != "1" else self.template
         return shown.format_map(self.arguments) if self.arguments else shown
 
     def __format__(self, spec: str) -> str:

@@ -279,10 +279,6 @@ def to_str(value: Any) -> str:
     return str(value)
 
 
-def to_path(value: Any) -> Path:
-    return Path(to_str(value))
-
-
 def split_strength(text: str) -> tuple[str, float]:
     """Split FILE:0.8 into the file and its strength, by default 1."""
     path, colon, number = text.rpartition(":")
@@ -335,7 +331,7 @@ CONVERT: dict[type, Callable[[Any], Any]] = {
     int: to_int,
     float: parse_finite,
     str: to_str,
-    Path: to_path,
+    Path: lambda value: Path(to_str(value)),
     dict: to_table,
 }
 

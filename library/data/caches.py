@@ -106,10 +106,6 @@ def latents_file(image: str, size: Size, suffix: str, how: Decoding = AS_STORED)
     return f"{os.path.splitext(image)[0]}_{size[0]:04d}x{size[1]:04d}{turned}{suffix}"
 
 
-def old_latents_file(image: str) -> str:
-    return os.path.splitext(image)[0] + ".npz"
-
-
 def text_file(image: str, suffix: str, number: int | None = None) -> str:
     """`photo.png` -> `photo_te_outputs.npz`; with the number of a variant of the caption `photo_te_outputs_v1.npz`."""
     name, ending = os.path.splitext(suffix)

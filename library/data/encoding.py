@@ -96,7 +96,7 @@ def existing(entry: LatentEntry) -> LatentEntry:
     # Older versions of sd-scripts name those of SDXL differently.
     if entry.tail or os.path.exists(entry.file) or entry.how.turns(entry.image):
         return entry
-    old = caches.old_latents_file(entry.image)
+    old = os.path.splitext(entry.image)[0] + ".npz"
     return replace(entry, file=old) if os.path.exists(old) else entry
 
 

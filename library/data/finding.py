@@ -159,7 +159,6 @@ def with_folders(survey: Survey, dataset: DatasetConfig) -> DatasetConfig:
 
 
 def _images_of(survey: Survey, position: int, dataset: DatasetConfig) -> list[Image]:
-    """Return the images of one data set."""
     rules = bucket_rules(dataset)
     images: list[Image] = []
     for subset in dataset.subsets:

@@ -151,7 +151,6 @@ def check_masks(config: RunConfig, survey: Survey, report: Report | None = None)
 def _find_mistakes(
     readable: Sequence[tuple[Mask, Content]], survey: Survey, inpaints: bool
 ) -> tuple[list[Problem], list[Problem]]:
-    """Return errors and warnings."""
     of_files = [(mask, content) for mask, content in readable if not mask.is_alpha]
     of_alpha = [(mask, content) for mask, content in readable if mask.is_alpha]
     stops: list[Problem] = [*_themselves(of_files, survey)]

@@ -58,7 +58,7 @@ class Outcome:
 # Why: docs/decisions/2026-11-20-demo-reads-the-record.md
 def read_outcome(folder: Path) -> Outcome:
     """Return the outcome of the run in `folder`."""
-    facts, (events, _) = reader.run_at(folder).facts, reader.read_events(folder)
+    facts, events = reader.run_at(folder).facts, reader.read_events(folder)
     steps = [e for e in events if e["kind"] == "step" and isinstance(e.get("loss"), int | float)]
     compiled = facts.get("compile") or {}
     file = Path(facts.get("output_dir", ""), f"{facts.get('output_name')}.safetensors")
@@ -234,7 +234,7 @@ def _step_rows(measurements: JsonObject, family: str, compiled: bool) -> Iterato
 def write_picture(run: Path) -> list[str]:
     """Write the picture of the run in this folder beside its LoRA. Return lines that say where it is, or why there is
     none, and which samples failed."""
-    facts, (events, _) = reader.run_at(run).facts, reader.read_events(run)
+    facts, events = reader.run_at(run).facts, reader.read_events(run)
     samples = [event for event in events if event["kind"] == "sample"]
     failed = list(dict.fromkeys(str(event.get("text")) for event in events if event["kind"] == "sample_failed"))
     missing = [f"  Some samples could not be generated: {'; '.join(failed)}"] if failed else []

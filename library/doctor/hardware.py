@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import torch
 from torch.cuda.nccl import version as nccl_version
@@ -154,7 +155,7 @@ def check_attention() -> MachineFinding:
     """Report which attention kernels work, and how fast each is in training."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     timings = kernels.time_attention(device)
-    extras = kernels.attention_packages()
+    extras = [name for module, name in kernels.KERNEL_PACKAGES.items() if find_spec(module)]
     data: JsonObject = {"device": device, "works": list(timings), "packages": extras}
     if device == "cpu":
         return ok("attention", "", **data)

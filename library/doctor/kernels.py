@@ -1,7 +1,6 @@
 """The kernels that work on this machine's GPU (or CPU), each tried instead of looked up."""
 
 import warnings
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -41,10 +40,6 @@ def time_attention(device: str) -> dict[str, float]:
     if device == "cuda":  # sorted last, and left out of the times that are shown
         milliseconds["math"] = float("inf")
     return dict(sorted(milliseconds.items(), key=lambda kernel: kernel[1]))
-
-
-def attention_packages() -> list[str]:
-    return [name for module, name in KERNEL_PACKAGES.items() if find_spec(module)]
 
 
 def fp8_works() -> bool:

@@ -143,11 +143,8 @@ def _offloading(cls: type[nn.Module]) -> type[nn.Module]:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
-            with self.__dict__["_host_inputs"].offloading([x for x in args if _is_stream(x)]):
+            streams = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+            with self.__dict__["_host_inputs"].offloading(streams):
                 return super().__call__(*args, **kwargs)
 
     return keep_class_name(Offloading, cls, INPUTS_ON_HOST)
-
-
-def _is_stream(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad

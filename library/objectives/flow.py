@@ -101,7 +101,7 @@ def drawn(count: int, latents: Tensor, noise: sections.Flow, generator: torch.Ge
     sigmas = torch.sigmoid(noise.sigmoid_scale * normal())
     if noise.timestep_sampling == "sigmoid":
         return sigmas
-    if noise.shift_by_size:
+    if noise.timestep_sampling == noise.size_shift:
         return shifted(sigmas, math.exp(shift_of_size(latents.shape[-2], latents.shape[-1], noise.shift_line)))
     return shifted(sigmas, noise.discrete_flow_shift)
 

@@ -87,7 +87,8 @@ def texts_beside(values: Sequence[object]) -> list[MessageLike | None]:
     common = functools.reduce(Counter.__and__, (Counter(content.lines) for content in contents))
     own = {content: [*(Counter(content.lines) - common)] for content in contents}
     if not any(own.values()):
-        return [_describe_order(v, contents[0]) if isinstance(v, FileContent) else value_text(v) for v in values]
+        orders = {True: Message("in this order"), False: Message("in another order")}
+        return [orders[v == contents[0]] if isinstance(v, FileContent) else value_text(v) for v in values]
     same = _length_in_common([lines[0] for lines in own.values() if lines])
     return [_own_lines(own[v], same) if isinstance(v, FileContent) else value_text(v) for v in values]
 
@@ -98,10 +99,6 @@ def _length_in_common(lines: Sequence[str]) -> int:
     if len(lines) < 2 or max(map(len, lines)) <= MAX_LENGTH:
         return 0
     return max(len(os.path.commonprefix([*lines])) - CONTEXT, 0)
-
-
-def _describe_order(content: FileContent, first: FileContent) -> Message:
-    return Message("in this order" if content == first else "in another order")
 
 
 def _own_lines(own: Sequence[str], same: int) -> MessageLike:

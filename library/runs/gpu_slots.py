@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from library.config.command import is_on_cpu, launch_problems, named_gpus
@@ -23,16 +22,11 @@ def devices() -> tuple[str, ...]:
     if visible is not None:
         names = tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
         return names or (CPU,)
-    return tuple(map(str, range(_count_gpus()))) or (CPU,)
+    return tuple(map(str, range(machine.gpu_count()))) or (CPU,)
 
 
 def has_gpu() -> bool:
     return devices()[0] != CPU
-
-
-@lru_cache(maxsize=1)
-def _count_gpus() -> int:
-    return machine.gpu_count()
 
 
 @contextlib.contextmanager

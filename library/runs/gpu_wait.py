@@ -13,7 +13,7 @@ WAITING = 1.0  # seconds between two polls
 
 
 @contextlib.contextmanager
-def free_devices(launch_options: JsonMapping, report: Callable[[Message], None]) -> Iterator[tuple[str, ...]]:
+def reserve_devices(launch_options: JsonMapping, report: Callable[[Message], None]) -> Iterator[tuple[str, ...]]:
     """Reserve devices for a process with these launch options; `report` receives the reason for waiting."""
     with contextlib.ExitStack() as stack:
         while True:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,11 +73,6 @@ def copied_files(folder: Path) -> dict[str, Path]:
         return {}
     copies = (path for path in folder.iterdir() if path.stem in COPIED)
     return {path.stem: path for path in copies if path.is_file() and not path.is_symlink()}
-
-
-def forget_files(folder: Path) -> None:
-    if folder.is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def with_options(toml: str, values: Mapping[str, str]) -> str:

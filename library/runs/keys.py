@@ -58,10 +58,6 @@ def stored_webhook() -> str:
     return address if isinstance(address, str) else ""
 
 
-def store_webhook(address: str) -> None:
-    store_privately(webhook_file(), {"address": address})
-
-
 def key_environment() -> dict[str, str]:
     return {ENVIRONMENT[name]: value for name, value in stored_keys().items() if not os.environ.get(ENVIRONMENT[name])}
 

@@ -111,7 +111,6 @@ def facts_section(facts: JsonMapping, name: str) -> JsonObject:
 
 
 def _is_sound_fact(name: str, value: Any) -> bool:
-    """Return whether a fact is valid."""
     # People edit these files, and disks damage them.
     if value is None or name not in FACT_TYPES:
         # None is no number; a missing fact has a default.

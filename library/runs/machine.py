@@ -1,6 +1,7 @@
 """The state of this machine: GPUs by the NVIDIA driver (NVML), memory, disk."""
 
 import contextlib
+import functools
 import shutil
 import threading
 import time
@@ -54,6 +55,7 @@ def driver_version() -> str:
         return str(_ask_driver(pynvml.nvmlSystemGetDriverVersion) or "") if works else ""  # "" without a driver
 
 
+@functools.cache
 def gpu_count() -> int:
     # NVML ignores CUDA_VISIBLE_DEVICES.
     with _driver_library() as works:

@@ -11,6 +11,7 @@ import copy
 import math
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,7 @@ MAX_WAITING = 500  # maximum waiting entries
 MAX_FINISHED_SHOWN = 50  # finished entries to keep
 MAX_REMOVED = 20  # removed entries that can be restored
 GONE, BUSY = "gone", "busy"  # codes of problems: no such entry or run; it is in another state
+SHARED_WITH_JOB = ("script", "title", "name", "output", "how", "folder", "resumes", "preset")  # fields of an entry
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,8 @@ def add_to_queue(job: start.TrainingJob, first: bool = False, estimate: Estimate
     """Append a job to the queue (or put it first) with copies of its files, and start the worker unless the queue is
     halted.
     """
-    about = {name: getattr(job, name) for name in ("script", "title", "name", "output", "folder", "resumes", "preset")}
-    entry = QueueEntry(_new_id(), how=dict(job.how), added=time.time(), **about, **asdict(estimate or Estimate()))
+    about = {name: getattr(job, name) for name in SHARED_WITH_JOB}
+    entry = QueueEntry(_new_id(), added=time.time(), **about, **asdict(estimate or Estimate()))
     with _adding() as queue:
         _refuse_more(queue)
         if twin := twin_problem(queue, entry.output, entry.name):
@@ -227,13 +229,9 @@ def job_of_entry(entry: QueueEntry) -> start.TrainingJob:
         raise ConfigError(
             "The config of {name} is gone from {folder}: add it again.", name=entry.name, folder=queue_folder()
         ) from None
-    about = {
-        name: getattr(entry, name)
-        for name in ("script", "title", "name", "output", "how", "folder", "resumes", "preset")
-    }
-    return start.TrainingJob(
-        toml=toml, queued=entry.id, files=job_files.copied_files(queue_folder() / entry.id), **about
-    )
+    about = {name: getattr(entry, name) for name in SHARED_WITH_JOB}
+    files = job_files.copied_files(queue_folder() / entry.id)
+    return start.TrainingJob(toml=toml, queued=entry.id, files=files, **about)
 
 
 def remove_entry(entry_id: str) -> QueueEntry:
@@ -369,7 +367,7 @@ def forget_config(entry: QueueEntry) -> None:
     """Delete the config and the files of an entry that has left the queue."""
     with contextlib.suppress(OSError):  # locked for long by another program; nothing reads it any more
         remove(_entry_toml(entry))
-    job_files.forget_files(queue_folder() / entry.id)
+    shutil.rmtree(queue_folder() / entry.id, ignore_errors=True)
 
 
 def _forget_old(queue: Queue) -> None:

@@ -8,6 +8,7 @@ from library.config.command import named_gpus
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.outside_files import read_outside_text
 from library.config.problems import ConfigError, MessageLike
+from library.config.schema import flatten_sections
 from library.runs import explain, file_contents, forecast, gpu_slots, job_files, layout, queue, reader, resume
 
 # Options that differ between any two trainings.
@@ -142,7 +143,7 @@ def run_values(run: reader.RecordedRun) -> JsonObject:
     """Return the settings of a run that are not at their defaults, by option."""
     path = run.folder / layout.TOML
     values = _values_of_file(str(path), layout.signature(str(path)))
-    return values or {name: value for part in resume.run_settings(run).values() for name, value in part.items()}
+    return values or flatten_sections(resume.run_settings(run), [])
 
 
 def run_contents(run: reader.RecordedRun) -> JsonObject:
@@ -155,13 +156,9 @@ def run_contents(run: reader.RecordedRun) -> JsonObject:
 
 def entry_contents(entry: queue.QueueEntry) -> JsonObject:
     """Return the settings of an entry with the paths of files replaced by their contents."""
-    return file_contents.with_contents(entry_values(entry), queue.queue_folder() / entry.id)
-
-
-def entry_values(entry: queue.QueueEntry) -> JsonObject:
-    """Return the settings of an entry that are not at their defaults, by option; {} if they are gone."""
     path = queue.queue_folder() / f"{entry.id}.toml"
-    return _values_of_file(str(path), layout.signature(str(path)))
+    values = _values_of_file(str(path), layout.signature(str(path)))
+    return file_contents.with_contents(values, queue.queue_folder() / entry.id)
 
 
 @lru_cache(maxsize=1024)

@@ -219,12 +219,11 @@ def tail(folder: Path, lines: int = 200, size: int = 65536) -> str:
     return log_end(folder, lines, size).text
 
 
-def read_events(folder: Path, since: int = 0) -> tuple[list[JsonObject], int]:
-    """Return the events after byte `since` of a run's progress.jsonl, and the byte to continue from. For a run of this
-    program's own; those of others may fill the memory, so read them one by one with `new_events`.
+def read_events(folder: Path) -> list[JsonObject]:
+    """Return all events of a run of this program's own. Those of others may fill the memory: read them one by one with
+    `new_events`.
     """
-    read = [*new_events(folder, since)]
-    return [event for event, _ in read if event], read[-1][1]
+    return [event for event, _ in new_events(folder) if event]
 
 
 def new_events(folder: Path, since: int = 0) -> Iterator[tuple[JsonObject, int]]:

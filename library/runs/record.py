@@ -19,6 +19,7 @@ import psutil
 
 from library.config.json_types import JsonMapping, JsonObject
 from library.config.problems import ConfigError, Message, MessageLike
+from library.config.schema import flatten_sections
 from library.files import write_atomic
 from library.runs import job_files, layout, process, registry, restoring, webhook
 from library.runs.gpu_log import GpuLog
@@ -80,7 +81,7 @@ class Record:
             folder = Path(output_dir).absolute() / "runs" / layout.new_id(output_name or script)
             folder.mkdir(parents=True)
             facts = {"id": folder.name, "started": time.time(), "from": "shell", "folder": str(Path.cwd())}
-            job_files.record_files(_flat(config), "", folder)
+            job_files.record_files(flatten_sections(config, []), "", folder)
         else:
             folder = Path(prepared).absolute()
         facts |= {
@@ -263,12 +264,6 @@ class Record:
                 layout.store(self.folder / layout.RUN, self.facts)
             except (OSError, ConfigError):  # after a full disk or a reader's open file the next heartbeat tries again
                 logging.getLogger(__name__).debug("run.json could not be written", exc_info=True)
-
-
-def _flat(config: JsonMapping) -> JsonObject:
-    """Return the values of a config that is flat or by section, by option."""
-    sections = [values for values in config.values() if isinstance(values, dict)]
-    return {name: value for values in (config, *sections) for name, value in values.items()}
 
 
 def error_sentence(error: BaseException) -> MessageLike:

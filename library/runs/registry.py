@@ -66,7 +66,6 @@ def add_pointer(folder: Path, facts: JsonMapping | None = None) -> None:
 
 
 def forget_pointer(run_id: str) -> None:
-    """Remove the pointer to a run."""
     if layout.is_run_id(run_id):
         remove(data_folder() / "runs" / f"{run_id}.json")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from library.config.json_types import JsonObject
 from library.config.outside_files import read_outside_text
-from library.config.problems import FAILS_AGAIN, ConfigError, Message, MessageLike, Problem, raise_if_any
+from library.config.problems import FAILS_AGAIN, ConfigError, Message, MessageLike, Problem
 from library.runs import layout, reader
 from library.runs.lineage import step_of
 
@@ -75,7 +75,3 @@ def find_run_problems(run: reader.RecordedRun) -> Iterator[Message]:
         yield Message("{run} is still {state}: stop it first.", run=run.name, state=Message(run.state))
     if not run.facts.get("script"):
         yield Message("{run} has no script in its record: start it again from its config.", run=run.name)
-
-
-def check_resumable(run: reader.RecordedRun) -> None:
-    raise_if_any(find_run_problems(run))

@@ -51,6 +51,7 @@ class SampleSheet:
 
     @property
     def labels(self) -> dict[int, list[str]]:
+        """Return the lines of the prompt above each row."""
         letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
         return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
 
@@ -94,7 +95,8 @@ def draw_sheet(
     labels, above = sheet.labels, sheet.label_height
     for column, step in enumerate(sheet.steps):
         middle = MARGIN + column * (CELL + MARGIN) + CELL / 2
-        pen.text((middle, HEAD / 2), _title(step), fill=faint, font=font, anchor="mm")
+        title = f"after {counted(step, 'step')!s}" if step else "base model"
+        pen.text((middle, HEAD / 2), title, fill=faint, font=font, anchor="mm")
     for row, number in enumerate(sheet.prompts):
         top = HEAD + row * (above + CELL + MARGIN) + above
         for line, text in enumerate(reversed(labels[number])):
@@ -125,10 +127,6 @@ def _put(image: Image.Image, sample: Image.Image, left: int, top: int) -> None:
     width, height = max(1, round(sample.width * factor)), max(1, round(sample.height * factor))
     fitted = sample.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
     image.paste(fitted, (left + (CELL - width) // 2, top + (CELL - height) // 2))
-
-
-def _title(step: int) -> str:
-    return f"after {counted(step, 'step')!s}" if step else "base model"
 
 
 def _drawable(number: int, prompt: str) -> str:

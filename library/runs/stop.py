@@ -10,7 +10,7 @@ from library.config.json_types import as_float
 from library.config.problems import ConfigError, Message, MessageLike, Problem
 from library.files import UNFINISHED, write_atomic
 from library.runs import layout, process, reader
-from library.runs.durations import duration_in_words
+from library.runs.dates import duration_in_words
 from library.runs.lineage import step_of
 
 HANG_TIMEOUT = 120.0  # a run that should end counts as hanging after this many seconds without activity

@@ -40,7 +40,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def store_address(text: str) -> None:
     """Store the address of a webhook, or delete it with "". Raises ConfigError if it is invalid."""
-    keys.store_webhook(checked_address(text) if text.strip() else "")
+    keys.store_privately(keys.webhook_file(), {"address": checked_address(text) if text.strip() else ""})
 
 
 def checked_address(text: str) -> str:
@@ -108,13 +108,9 @@ def end_of_run(facts: Mapping[str, object]) -> JsonObject:
 def _event(kind: str, text: Message, details: JsonObject) -> JsonObject:
     sentence = f"{text} {details['error']}".strip() if kind != "waiting" else without_paths(text)
     # The loss of a failed run may be NaN, which is not JSON: receivers would refuse the whole message.
-    details = {name: None if _is_no_number(value) else value for name, value in details.items()}
+    details = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in details.items()}
     # Slack, Mattermost and others show `text`, Discord `content`.
     return {"event": kind, "time": round(time.time(), 3), **details, "text": sentence, "content": sentence}
-
-
-def _is_no_number(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def without_paths(text: object) -> str:

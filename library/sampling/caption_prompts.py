@@ -30,7 +30,7 @@ def prompts_from(images: ImageSet, config: RunConfig) -> list[Prompt]:
     use, number = config.control_images, config.sample.sample_from_captions
     items = shown_from(images, use)
     # Reversed, so that of images with the same caption the first counts.
-    by_caption = {text: image for image in reversed(items) if (text := _on_one_line(image.encoded_caption))}
+    by_caption = {text: image for image in reversed(items) if (text := " ".join(image.encoded_caption.split()))}
     captions = [*reversed(by_caption)]
     chosen = [(text, by_caption[text]) for text in evenly_spread(captions, number)]
     if config.caption_change.sentences:  # these replace the captions
@@ -48,10 +48,6 @@ def shown_from(images: ImageSet, use: ControlUse) -> list[Image]:
 
 def with_few_steps(defaults: JsonMapping) -> JsonObject:
     return {**defaults, "sample_steps": min(int(defaults.get("sample_steps") or MAX_STEPS), MAX_STEPS)}
-
-
-def _on_one_line(caption: str) -> str:
-    return " ".join(caption.split())
 
 
 def evenly_spread(items: Sequence[T], number: int) -> list[T]:

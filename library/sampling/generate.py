@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from library import families, methods
+from library.adapter_files import fitting
 from library.compiler.log import CompileLog
 from library.config.building import Reading
 from library.config.problems import ConfigError, Message, Problem, Report, collecting, raise_if_any
@@ -22,16 +23,18 @@ from library.downloads import hub_files
 from library.families.base import Family, ModelComponents, SampleRequest
 from library.families.shared import file_identity
 from library.families.shared.vae_memory import is_out_of_memory
+from library.families.shared.weights import header_entries
+from library.files import blocking_path
 from library.memory.placement import plan_placement
 from library.memory.prepare import prepare_denoiser, prepare_encoders
 from library.memory.quantization import fp8_storage
 from library.methods import base_weights
+from library.methods.applied_controls import is_control
 from library.methods.applied_files import AppliedFiles
 from library.sampling import few_steps, plan, prompt_checks
 from library.sampling.batching import BatchSizer, in_batches
 from library.sampling.engine import ImageEngine, images_left
 from library.sampling.feature_cache import FeatureCache, block_chain
-from library.sampling.file_checks import missing_files, unusable_files, unusable_folder
 from library.sampling.plan import Column
 from library.sampling.prompts import Prompt, seeds_of, with_defaults, with_used_images
 from library.sampling.requests import imageless_request, request_of
@@ -183,7 +186,8 @@ class ColumnSampler:
 
     def with_all_shown(self, column: Column) -> Column:
         """Return the column with all files that its images show."""
-        return plan.with_merged(self.with_few_steps(column), self._model.merged)
+        column = self.with_few_steps(column)
+        return replace(column, loras=(*self._model.merged, *column.loras))
 
     def metadata(self, row: int, column: Column, base: str) -> dict[str, str]:
         """Return the texts in the file of an image of `base`: what it takes to generate it again."""
@@ -242,10 +246,10 @@ def generate(  # noqa: PLR0913 - the inputs of a comparison, and two callbacks
     or are replaced meanwhile.
     """
     files = [path for column in columns for path, _ in column.loras]
-    raise_if_any([*unusable_folder(folder), *find_problems(config, prompts, files)])
+    raise_if_any([*_unusable_folder(folder), *find_problems(config, prompts, files)])
     config = hub_files.with_local_lora(config, "sample_lora", hub_files.find_or_download(report))
     config = hub_files.with_local_base_weights(config, hub_files.find_or_download(report))
-    raise_if_any(unusable_files(config, _files_of_config(config)))
+    raise_if_any(_unusable_files(config, _files_of_config(config)))
     model = open_sampling_model(config, files, report, word)
     _check_guides(prompts, bool(model.applied.controls))
     done, total = 0, 0
@@ -290,16 +294,16 @@ def find_problems(config: RunConfig, prompts: Sequence[Prompt], files: Iterable[
     yield from few_steps.setting_problems(config)
     yield from methods.find_method_problems(config)
     of_samples = (path for path in _files_of_config(config) if path.is_file())  # others may be downloaded
-    yield from unusable_files(config, (*files, *of_samples))
+    yield from _unusable_files(config, (*files, *of_samples))
 
 
 def find_further_problems(
     reading: Reading[Any] | None, prompts: Sequence[Prompt], files: Iterable[Path], folder: Path
 ) -> Iterator[Problem]:
     """Yield the problems beside those that were found in the words of a command; `reading` is None without a model."""
-    yield from unusable_folder(folder)
+    yield from _unusable_folder(folder)
     if reading is None:
-        yield from missing_files(files)
+        yield from _missing_files(files)
         return
     problems: list[Problem] = []
     # What a contradictory config causes elsewhere is found again once it is mended.
@@ -343,3 +347,33 @@ def _check_guides(prompts: Sequence[Prompt], follows: bool) -> None:
             )
         if guide and not Path(guide).is_file():
             raise ConfigError("{path} does not exist", path=guide)
+
+
+def _unusable_folder(folder: Path) -> Iterator[Problem]:
+    if blocking := blocking_path(folder):
+        yield Problem("", "{folder} cannot be written to; choose another folder", folder=blocking)
+
+
+def _missing_files(paths: Iterable[Path]) -> Iterator[Problem]:
+    """Yield each path once that is no file."""
+    for path in dict.fromkeys(paths):
+        if not path.is_file():
+            yield Problem("", "{path} does not exist", path=path)
+
+
+def _unusable_files(config: RunConfig, paths: Iterable[Path]) -> Iterator[Problem]:
+    """Yield files that are missing, damaged, no adapters or of another family, by their headers.
+
+    Other formats than safetensors have no header and are only looked for.
+    """
+    for path in dict.fromkeys(paths):
+        yield from _missing_files([path])
+        if path.is_file() and path.suffix == ".safetensors":
+            try:
+                stored = header_entries(path)
+            except ConfigError as e:
+                yield from e.problems
+                continue
+            why = None if is_control({*stored}) else fitting.misfit(path, stored, config.family)
+            if why:
+                yield Problem("", "{problem}", problem=why)

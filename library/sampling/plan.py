@@ -102,11 +102,6 @@ def option_problems(family: str, names: Iterable[str]) -> Iterator[Problem]:
             yield Problem(name, "is not an option{hint}", hint=hint)
 
 
-def with_merged(column: Column, merged: Weighted) -> Column:
-    """Return the column with the files that are merged into the model in front of its own."""
-    return replace(column, loras=(*merged, *column.loras))
-
-
 def with_one_seed(prompts: Sequence[Prompt], seed: int | None = None) -> list[Prompt]:
     """Give this seed to all prompts that have none; None or -1 draw one."""
     # With one seed, columns differ by their files alone.

@@ -21,7 +21,7 @@ from library.config.strengths import weighted_file
 from library.families.recognition import recognise_file
 from library.jobs.work import join_work
 from library.runs import gpu_slots
-from library.runs.gpu_wait import free_devices
+from library.runs.gpu_wait import reserve_devices
 from library.sampling import plan, prompt_checks, trigger_words
 from library.sampling.prompts import RANDOM_SEED, Prompt, find_value_problems, parse_line_at, read_prompts
 
@@ -47,11 +47,13 @@ def main(argv: list[str], script_of: Callable[[Path], str]) -> int:
     arguments = build_sample_parser().parse_args(argv)
     inputs = read_inputs(arguments, script_of)
     word = arguments.word or word_of(arguments.config)
-    with join_work("sample") as work, free_devices({"cpu": arguments.cpu}, work.wait) as devices:
+    with join_work("sample") as work, reserve_devices({"cpu": arguments.cpu}, work.wait) as devices:
         os.environ.update(gpu_slots.device_environment(devices))
         # PyTorch has not looked for GPUs yet, which it does once.
         generate = families.load_object("library.sampling.generate:generate")
-        notes = [*sampling_notes(arguments, inputs.config), *_find_misspelt_words(inputs)]
+        loras = (path for column in inputs.columns for path, _ in column.loras)
+        misspelt = trigger_words.misspelt(loras, inputs.prompts)
+        notes = [*sampling_notes(arguments, inputs.config), *misspelt]
         work.store({"warnings": notes})
 
         def store(sheet: "Sheet") -> None:
@@ -207,10 +209,6 @@ def sampling_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator
     yield from prompt_checks.notes(arguments.prompts, use) if arguments.prompts else ()
     for line in arguments.prompt:
         yield from prompt_checks.line_notes(line, use)
-
-
-def _find_misspelt_words(inputs: SampleInputs) -> Iterator[MessageLike]:
-    return trigger_words.misspelt((path for column in inputs.columns for path, _ in column.loras), inputs.prompts)
 
 
 def _merged_notes(arguments: argparse.Namespace, config: RunConfig) -> Iterator[MessageLike]:

@@ -73,7 +73,8 @@ def run_training(
         config = base_files.fetch(config, world, journal.phase)
         family = families.family_for(config)
         # The data set. It is encoded once; networks needed only for that are freed.
-        images = read_images(config, journal)
+        journal.phase(Message("reading the data set"))
+        images = data.scan(config)
         parallel.begin(config, kinds_of(images))
         components = open_training_model(family, world, journal)
         samples = SampleRunner(family, components, config, images)
@@ -110,11 +111,6 @@ def run_training(
         training = Training(world, journal, clock, batches, compute_loss, updates, step_log, choices, EarlyStop(config))
         with hold_memory(config, world), precompiler, step_log:
             return take_steps(training, precompiler, images, samples)
-
-
-def read_images(config: RunConfig, journal: Journal) -> data.ImageSet:
-    journal.phase(Message("reading the data set"))
-    return data.scan(config)
 
 
 def open_training_model(family: Family, world: World, journal: Journal) -> ModelComponents:

@@ -7,7 +7,7 @@ from typing import Any
 from library.config.building import draft, replace_options
 from library.config.json_types import JsonMapping
 from library.config.outside_files import parse_toml
-from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages
+from library.config.problems import ConfigError, Message, MessageLike, Problem, join_messages, raise_if_any
 from library.config.schema import flatten_sections, options_of
 from library.families import config_class
 from library.runs import gpu_slots, queue, reader, resume, start
@@ -52,7 +52,7 @@ def _config(script: str, values: JsonMapping) -> Reopened:
 
 def continuation(run: reader.RecordedRun) -> start.TrainingJob:
     """The job that resumes a run; from the beginning if it has saved no state."""
-    resume.check_resumable(run)
+    raise_if_any(resume.find_run_problems(run))
     state = resume.newest_state(run)
     config = replace_options(started_config(run).config, resume=str(state) if state else None)
     job = start.job_of_config(config, **resume.run_launch_options(run))

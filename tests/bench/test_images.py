@@ -5,8 +5,7 @@ import torch
 
 from library import families
 from library.bench import images, measure, report, subjects
-from library.bench.shell import build_bench_parser, check_bench_options
-from library.bench.ways import choose_ways
+from library.bench.shell import build_bench_parser, check_bench_options, choose_ways
 from library.config.problems import ConfigError
 from library.measuring import candidates, timing
 

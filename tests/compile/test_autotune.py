@@ -14,7 +14,7 @@ from library.measuring import stored_results
 from library.measuring.candidates import TUNED_OPTIONS, format_changes
 from library.measuring.result import Measured
 from library.train.choices import Choices
-from library.train.compiling import autotune, autotune_cache, fingerprint
+from library.train.compiling import autotune, fingerprint
 from library.train.compiling.autotune import Tuner, fastest_setting
 from tests.training import ONE_ADAPTER, config_of, train
 
@@ -88,7 +88,7 @@ def test_the_winner_is_kept_remembered_and_changes_no_number(tuned, tmp_path):
     (file,) = (tmp_path / "tuning").iterdir()
     assert len(json.loads(file.read_text(encoding="utf-8"))["results"]) == number
     file.write_text("torn", encoding="utf-8")
-    assert autotune_cache.read_results(file.stem, 3) == []
+    assert autotune.read_results(file.stem, 3) == []
 
     # What was chosen belongs to the state: it holds where nothing is remembered, and nothing is tried again.
     file.unlink()
@@ -145,10 +145,11 @@ def test_a_short_training_does_not_try_to_compile(tuned, monkeypatch, tmp_path):
 def test_what_a_short_training_left_out_is_measured_by_a_longer_one(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_results, "results_folder", lambda: tmp_path)
     stored_runs = [{"changes": {"compile": True}, "seconds": 1.0}]
-    autotune_cache.store_results("a", stored_runs, passes=100, complete=False)
-    assert autotune_cache.read_results("a", 100) == stored_runs and autotune_cache.read_results("a", 101) == []
-    autotune_cache.store_results("a", stored_runs, passes=100, complete=True)
-    assert autotune_cache.read_results("a", 10**6) == stored_runs
+    facts = {"version": autotune.VERSION, "passes": 100, "complete": False, "results": stored_runs}
+    stored_results.store_result("a", facts)
+    assert autotune.read_results("a", 100) == stored_runs and autotune.read_results("a", 101) == []
+    stored_results.store_result("a", facts | {"complete": True})
+    assert autotune.read_results("a", 10**6) == stored_runs
 
 
 def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(demo, shapes, monkeypatch):  # noqa: F811
@@ -161,7 +162,7 @@ def test_what_is_remembered_is_found_by_all_that_matters_and_by_nothing_else(dem
             components=SimpleNamespace(denoiser=model, encoders={}),
             method=SimpleNamespace(trained_parts={}),
         )
-        return autotune_cache.fingerprint_training(
+        return Tuner.fingerprint(
             SimpleNamespace(
                 config=replace_options(config, **values),
                 compute_loss=named_family,

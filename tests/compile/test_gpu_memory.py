@@ -226,7 +226,7 @@ def test_a_process_beside_the_run_counts_within_the_limit(gpu, monkeypatch):
     world: Any = SimpleNamespace(device=CUDA, ranks=1)
     run = background_compile.BackgroundCompiler(config, world, None, CompilePlan(), None, None)  # type: ignore[bad-argument-type]
     gpu.reserved = 22 * GIB
-    monkeypatch.setattr(background_compile.estimate, "bytes_to_compile", lambda _: 2 * GIB)
+    monkeypatch.setattr(background_compile.estimate, "bytes_to_compile", lambda calls, denoiser: 2 * GIB)
     assert run._room(torch.nn.Linear(1, 1))[0] == ""
     with gpu_memory.held_to(24, CUDA):
         assert "the training leaves 0.7 GiB" in run._room(torch.nn.Linear(1, 1))[0]

@@ -10,7 +10,7 @@ import pytest
 from library import data
 from library.config.building import replace_options
 from library.config.dataset import DatasetConfig
-from library.curation import shares, sources
+from library.curation import image_folders, sources
 from library.data import held_out
 from library.data.images import Image
 from library.files import STATE_FACTS
@@ -68,7 +68,7 @@ def test_the_share_is_of_the_whole_data_set_and_reported_folder_by_folder(ten):
     assert said.startswith("6 of 60 images held out for validation: ")
     parts = [part.split(" of 6 in ") for part in said.partition(": ")[2].split(", ")]
     assert sum(int(held) for held, _ in parts) == 6 and {folder[-2:] for _, folder in parts} == {"_x"}
-    held = {row["source"]: row["held"] for row in shares.count_by_folder(ten, lambda path: True)["rows"]}
+    held = {row["source"]: row["held"] for row in image_folders.count_by_folder(ten, lambda path: True)["rows"]}
     assert sum(held.values()) == 6 and {f"{count} {place[-3:]}" for place, count in held.items() if count} == {
         f"{count} {folder[-3:].rjust(3, '/')}" for count, folder in parts
     }

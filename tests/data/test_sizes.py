@@ -7,7 +7,7 @@ import pytest
 
 from library import data
 from library.config.problems import ConfigError
-from library.curation import shares, sources
+from library.curation import image_folders, sources
 from library.data import encoding
 from library.data.images import summarise_images
 from library.data.loading import Batches
@@ -94,7 +94,7 @@ def test_a_dataset_file_says_it_for_each_table(of_file, folder):
         *((0, (side, side), ((64, 64), (96, 96), (128, 128))) for side in (128, 96, 64)),
         (1, (64, 64), ((64, 64),)),
     ]
-    counted = shares.count_by_folder(config, lambda path: True)
+    counted = image_folders.count_by_folder(config, lambda path: True)
     assert [(row["dataset"], row["images"], row["seen"]) for row in counted["rows"]] == [(0, 5, 30), (1, 1, 1)]
     shown = sources.scan_sources(config)
     assert Counter(picture.path for picture in shown.pictures) == {picture.path: 1 for picture in shown.pictures}

@@ -6,7 +6,7 @@ import pytest
 
 from kohya_gui.server import scripts
 from library.runs import dates
-from library.runs.durations import duration_in_words
+from library.runs.dates import duration_in_words
 from tests import source
 
 SHOWN = f"""

@@ -29,7 +29,7 @@ def test_the_panel_says_so_and_the_training_goes_on(visit, tmp_path):
     visitor.until("Step", ".line")
 
     def written():
-        events, _ = reader.read_events(registry.folder_of_run(run))
+        events = reader.read_events(registry.folder_of_run(run))
         return [event["step"] for event in events if event["kind"] == "step"]
 
     before = len(written())

@@ -149,9 +149,9 @@ def test_stop_resume_sample_save_and_the_bundle(visit, tmp_path, monkeypatch):
     visitor.click(f"Resume from step {stopped}")
     wait_for(lambda: visitor.state("running") != run_id, 60)
     second = wait_for(reader.active, 60)
-    wait_for(lambda: any(event["kind"] == "step" for event in reader.read_events(second.folder)[0]), 60)
+    wait_for(lambda: any(event["kind"] == "step" for event in reader.read_events(second.folder)), 60)
     assert second.facts["resumes"] == run_id
-    assert next(e for e in reader.read_events(second.folder)[0] if e["kind"] == "step")["step"] == stopped + 1
+    assert next(e for e in reader.read_events(second.folder) if e["kind"] == "step")["step"] == stopped + 1
     visitor.until(f"resumed after {stopped}", ".chart .x")
     assert "step 1" in visitor.page.locator(".chart .x").first.inner_text().splitlines()  # of the first run
     visitor.page.get_by_label("Run", exact=True).select_option(

@@ -55,7 +55,7 @@ class Driver:
         monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
         for name in MODERN:
             monkeypatch.setattr(pynvml, name, self.ask(name))
-        monkeypatch.setattr(gpu_slots, "_count_gpus", machine.gpu_count)  # without what an earlier test has kept
+        monkeypatch.setattr(machine, "gpu_count", machine.gpu_count.__wrapped__)  # without an earlier test's number
         monkeypatch.delenv(gpu_slots.VISIBLE, raising=False)
         return self
 

@@ -27,19 +27,25 @@ def write(folder, *events):
         file.writelines(json.dumps(event) + "\n" for event in events)
 
 
+def events_since(folder, at=0):
+    *events, (_, end) = reader.new_events(folder, at)
+    return [event for event, _ in events], end
+
+
 def test_events_go_on_where_the_last_look_stopped(tmp_path):
     folder = make(tmp_path)
     write(folder, {"kind": "step", "step": 1}, {"kind": "step", "step": 2})
-    events, at = reader.read_events(registry.folder_of_run("cat-1"))
+    events, at = events_since(registry.folder_of_run("cat-1"))
     assert [event["step"] for event in events] == [1, 2]
+    assert reader.read_events(registry.folder_of_run("cat-1")) == events
     with (folder / "progress.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    assert reader.read_events(registry.folder_of_run("cat-1"), at) == ([], at)
+    assert events_since(registry.folder_of_run("cat-1"), at) == ([], at)
     with (folder / "progress.jsonl").open("a") as file:
         file.write('ep": 3}\nnot json\n')
-    events, at = reader.read_events(registry.folder_of_run("cat-1"), at)
+    events, at = events_since(registry.folder_of_run("cat-1"), at)
     assert [event["step"] for event in events] == [3]
-    assert reader.read_events(registry.folder_of_run("cat-1"), at) == ([], at)
+    assert events_since(registry.folder_of_run("cat-1"), at) == ([], at)
 
 
 def test_progress_folds_events_into_what_a_panel_shows(tmp_path):
@@ -194,6 +200,6 @@ def test_file_of_a_run_that_is_a_link_is_not_read(tmp_path, name):
     with links.skip_without():
         (folder / name).symlink_to(tmp_path / "private")
     assert reader.tail(folder) == "" and notes.read_note(folder) == ""
-    assert reader.read_events(folder) == ([], 0)
+    assert reader.read_events(folder) == []
     assert overview._latest_events(str(folder / layout.PROGRESS), (1, 1000, 1)) == {}
     assert layout.stop_asked(folder) in ("", "after_step")

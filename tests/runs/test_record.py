@@ -104,7 +104,7 @@ def test_what_is_reported_can_be_translated_where_it_is_read_and_holds_no_secret
         record.phase(Message("trying {settings}", settings="fp8"), 1, 2)
         record.event("warning", text=Message("canary-3 is wrong"))
         raise ConfigError(*problems)
-    [phase, warning, _] = reader.read_events(registry.folder_of_run(record.id))[0]
+    [phase, warning, _] = reader.read_events(registry.folder_of_run(record.id))
     assert str(phase["name"]) == "trying fp8" and phase["name"].arguments == {"settings": "fp8"}
     assert str(warning["text"]) == "*** is wrong"
     error = reader.find_run(record.id).error
@@ -163,7 +163,7 @@ def test_an_older_record_is_read_unchanged(tmp_path):
     layout.store(tmp_path / "run.json", {"state": "failed", "error": "vae /x is missing"})
     assert reader.run_at(tmp_path).error == "vae /x is missing"
     (tmp_path / "progress.jsonl").write_text('{"kind": "phase", "name": "saving"}\n{"kind": "x", "texts": [{}]}\n')
-    assert reader.read_events(tmp_path)[0] == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
+    assert reader.read_events(tmp_path) == [{"kind": "phase", "name": "saving"}, {"kind": "x"}]
 
 
 def test_why_a_training_of_the_page_cannot_begin_is_in_its_record(tmp_path, monkeypatch):
@@ -292,7 +292,7 @@ def test_a_deleted_folder_is_written_again_with_all_that_was_reported(tmp_path, 
         logging.getLogger("x").warning("after")
         run = reader.find_run(record.id)
         assert run.state == "running" and run.facts["restored"] and run.facts["total_steps"] == 10
-    events, _ = reader.read_events(record.folder)
+    events = reader.read_events(record.folder)
     assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3, 4, 5]
     assert ["was deleted" in str(event["text"]) for event in events if event["kind"] == "warning"] == [True]
     log = (record.folder / "log.txt").read_text()
@@ -325,7 +325,7 @@ def test_the_end_of_a_run_is_reported_although_its_folder_was_just_deleted(tmp_p
         record.step({"step": 1, "loss": 0.5})
         deleted(record)
     assert reader.find_run(record.id).state == "finished"
-    assert [event["kind"] for event in reader.read_events(record.folder)[0]] == ["step", "warning"]
+    assert [event["kind"] for event in reader.read_events(record.folder)] == ["step", "warning"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")

@@ -326,7 +326,7 @@ def test_kohya_sample_waits_until_no_training_has_the_device(given, monkeypatch,
         if len(told) == 3:
             busy.clear()
 
-    with gpu_wait.free_devices({}, hear) as own:
+    with gpu_wait.reserve_devices({}, hear) as own:
         assert told == ["waiting for zorb"] * 3
         assert own == ("0",) and gpu_slots.held_devices() == {"0"}
         assert "0" not in gpu_slots.free_devices([])

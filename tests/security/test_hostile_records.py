@@ -165,11 +165,12 @@ def test_a_record_too_large_to_be_one_is_not_read(run, monkeypatch):
 def test_a_line_too_long_to_be_an_event_is_skipped_and_read_no_second_time(run):
     first, last = {"kind": "saved", "file": "a"}, {"kind": "saved", "file": "b"}
     write(run, first, {"kind": "saved", "file": "x" * layout.MAX_EVENT}, last)
-    events, end = reader.read_events(run.folder)
-    assert events == [first, last] and end == (run.folder / layout.PROGRESS).stat().st_size
+    *events, (_, end) = reader.new_events(run.folder)
+    assert [event for event, _ in events] == [first, last]
+    assert end == (run.folder / layout.PROGRESS).stat().st_size
     with (run.folder / layout.PROGRESS).open("a") as file:
         file.write("x" * 2 * layout.MAX_EVENT)  # its end is not yet written
-    assert reader.read_events(run.folder, end) == ([], end)
+    assert [*reader.new_events(run.folder, end)] == [({}, end)]
 
 
 def test_events_that_are_kept_have_a_limit_in_bytes_and_in_kinds(run, monkeypatch):

@@ -114,7 +114,7 @@ def test_a_nan_names_step_and_images_and_keeps_the_last_good_files(demo, squares
     step = int(words.split("the loss of step ")[1].split()[0])
     assert 5 <= step <= 8 and "is NaN" in words and "2.png" in words and "\n" not in words
     assert run.state == "failed" and str(run.error) == words
-    steps = [event for event in reader.read_events(run.folder)[0] if event["kind"] == "step"]
+    steps = [event for event in reader.read_events(run.folder) if event["kind"] == "step"]
     assert steps[-1]["step"] == step and steps[-1]["loss"] is None  # JSON knows no NaN
     good = [f"m-step{n:08d}" for n in range(1, step)]
     files = {name for name in listing(tmp_path) if "/" not in name}

@@ -55,7 +55,7 @@ class Training:
 
     def events(self):
         assert self.process.poll() is None, self.process.communicate()[0]
-        return [event for folder in runs_in(self.output) for event in reader.read_events(folder)[0]]
+        return [event for folder in runs_in(self.output) for event in reader.read_events(folder)]
 
     @property
     def run(self):

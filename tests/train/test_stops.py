@@ -269,5 +269,5 @@ def test_two_processes_sample_and_stop_now(demo, squares, tmp_path):
             process.kill()
     assert [process.returncode for process in started] == [0, 0] and reader.run_at(run.folder).state == "stopped", words
     assert resume_check.problems(tmp_path / "out" / "m-state") == []
-    sampled = [event for event in reader.read_events(run.folder)[0] if event["kind"] == "sample"]
+    sampled = [event for event in reader.read_events(run.folder) if event["kind"] == "sample"]
     assert [(event["number"], event["prompt"]) for event in sampled] == [(0, "one"), (1, "two")]

@@ -138,10 +138,6 @@ class Flow(Noise):
     shift_line: ClassVar[tuple[tuple[int, float], tuple[int, float]]] = ((256, 0.5), (4096, 1.15))
 
     @property
-    def shift_by_size(self) -> bool:
-        return self.timestep_sampling == self.size_shift
-
-    @property
     def timestep_range(self) -> tuple[float, float]:
         return (self.min_timestep or 0) / 1000, (1000 if self.max_timestep is None else self.max_timestep) / 1000
 

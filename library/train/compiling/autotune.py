@@ -18,22 +18,26 @@ from library import families
 from library.compiler import blocks, cudagraph, torch_private
 from library.compiler.log import CompileLog
 from library.config import building, compile_modes, schema
+from library.config.json_types import JsonObject
 from library.config.problems import ConfigError, Message, counted
 from library.config.run_config import RunConfig
 from library.data.loading import Batches, Kind
 from library.distributed.world import World
+from library.measuring import stored_results
 from library.measuring.candidates import Overrides, checkpointing_less, format_changes, other_modes, swapping_less
 from library.measuring.result import MEMORY_MARGIN, Measured
 from library.measuring.timing import BYTES_PER_GIB, measure_passes, measuring_failure
 from library.memory import attention
 from library.memory.prepare import prepare_denoiser, restored_after
 from library.train.choices import Choices
-from library.train.compiling import autotune_cache
+from library.train.compiling.fingerprint import training_facts
 from library.train.journal import Journal, clock_time
 from library.train.step import rng
 from library.train.step.clock import Clock
 from library.train.step.loss import LossFunction
 
+VERSION = 4  # of the stored results
+SHARES = 20  # resolution of image-size frequencies: twentieths of all batches
 TIMED = 3  # passes per size, after one that compiles
 MAX_TIMED_SIZES = 3  # number of image sizes to time, most frequent first
 MAX_FIXED_SIZES = 4  # separate graphs per size are tried up to this number of image sizes
@@ -77,8 +81,8 @@ class Tuner:
 
     def decide(self) -> Overrides:
         """Return the fastest options, measured now or at an earlier start, and log the reason."""
-        name = autotune_cache.fingerprint_training(self)
-        if stored := autotune_cache.read_results(name, self.passes):
+        name = self.fingerprint()
+        if stored := read_results(name, self.passes):
             self.results = [Measured(**result) for result in stored]
             for result in self.results:  # other options of this training may exclude an earlier result
                 try:
@@ -88,9 +92,9 @@ class Tuner:
         else:
             self.measure_all()
             if self.compiles:  # a failure to compile may be fixed before the next start
-                autotune_cache.store_results(
-                    name, [asdict(result) for result in self.results], self.passes, self.complete
-                )
+                facts: JsonObject = {"version": VERSION, "passes": self.passes, "complete": self.complete}
+                facts["results"] = [asdict(result) for result in self.results]
+                stored_results.store_result(name, facts)
         chosen = fastest_setting(self.results, self.passes)
         text = summarise_choice(chosen, self.results, self.passes, is_remembered=bool(stored))
         rows = [asdict(result) for result in self.results]
@@ -99,6 +103,13 @@ class Tuner:
             text += f"\n  {r.sentence(of_steps=False)}"
         self.journal.say(text)
         return chosen.changes
+
+    def fingerprint(self) -> str:
+        """Identify the training by everything that the speed of its steps depends on."""
+        kinds = self.batches.kinds()  # frequencies are rounded below, so that one image more changes nothing
+        sizes = sorted([*kind, round(SHARES * number / kinds.total())] for kind, number in kinds.items())
+        facts = training_facts(self.config, self.world, self.compute_loss)
+        return stored_results.digest(facts | {"version": VERSION, "sizes": sizes})
 
     def measure_all(self) -> None:
         """Time eager and compiled first, then vary one option at a time of the fastest so far."""
@@ -247,6 +258,19 @@ def find_best_config(  # noqa: PLR0913 - a training that is about to begin, and 
     choices.tuned = choice[0] or {}
     compute_loss.family.config = building.replace_options(config, **choices.tuned)
     return compute_loss.family.config
+
+
+def read_results(name: str, passes: int) -> list[JsonObject]:
+    """Return stored results; empty if there are none, they are damaged, or were measured for a much shorter
+    training.
+    """
+    stored = stored_results.read_result(name)
+    with contextlib.suppress(KeyError, TypeError):
+        # A short training skips candidates that would pay in a longer one.
+        enough = stored["complete"] or passes <= stored["passes"]
+        if stored["version"] == VERSION and enough and all(isinstance(r["changes"], dict) for r in stored["results"]):
+            return stored["results"]
+    return []
 
 
 def fastest_setting(results: list[Measured], passes: int) -> Measured:

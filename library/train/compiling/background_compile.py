@@ -263,9 +263,7 @@ class BackgroundCompiler:
         left = gpu_memory.free_memory(device) - cudagraph.SPARE_BYTES
         left -= estimate.OTHER_SIZES * cudagraph.peak(device) if self._sizes > 1 else 0
         left -= self._bytes_of_optimizer(denoiser)
-        weights = (sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters()) for call in self._calls)
-        inputs = (call.largest_tensor for call in self._calls)
-        each = estimate.bytes_to_compile(zip(weights, inputs, strict=True))
+        each = estimate.bytes_to_compile(self._calls, denoiser)
         return estimate.lack_of_room(each, left), max(min(most, int(left // each)), 1)
 
     def _payoff(self, loading: float = 0.0, waiting: float = 0.0) -> Payoff:

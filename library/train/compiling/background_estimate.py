@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable
 
+from torch import nn
+
+from library.compiler.block_calls import BlockCall
+
 BYTES_PER_GIB = 2**30
 FASTEST_STEP = 0.1  # seconds; no eager step that was measured took less (SDXL recorded at batch 1 on an H200)
 LOAD_SECONDS = 1.0  # time to load a graph from the cache into this process
@@ -17,11 +21,14 @@ def speed_of(processes: int) -> float:
     return (processes + 1) / 2
 
 
-def bytes_to_compile(blocks: Iterable[tuple[int, int]]) -> float:
-    """Return the GPU memory of the compiling process, from the bytes of each block's weights and largest input."""
-    return CONTEXT_BYTES + max(
-        BLOCK_COPIES * weights + KEPT_ACTIVATIONS * largest_input for weights, largest_input in blocks
-    )
+def bytes_to_compile(calls: Iterable[BlockCall], denoiser: nn.Module) -> float:
+    """Return the GPU memory of a process that compiles these calls of blocks."""
+
+    def bytes_of(call: BlockCall) -> int:
+        weights = sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters())
+        return BLOCK_COPIES * weights + KEPT_ACTIVATIONS * call.largest_tensor
+
+    return CONTEXT_BYTES + max(map(bytes_of, calls))
 
 
 def lack_of_room(needed: float, free: float) -> str:

@@ -17,7 +17,7 @@ from library.config.command import PROJECT_ROOT
 from library.config.environment import OUTPUT_IN_UTF_8
 from library.config.json_types import JsonObject
 from library.config.run_config import RunConfig
-from library.config.schema import changed
+from library.config.schema import changed, flatten_sections
 from library.train.compiling.process_room import usable_cores
 
 WORKER = "library.train.compiling.compile_worker"
@@ -33,8 +33,7 @@ def compile_settings(config: RunConfig, device: torch.device) -> JsonObject:
     # The child inherits the environment, so GPU numbers mean the same, but not the current GPU.
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    values = {name: value for section in changed(config).values() for name, value in section.items()}
-    return {"script": config.script, "values": values, "device": str(device)}
+    return {"script": config.script, "values": flatten_sections(changed(config)), "device": str(device)}
 
 
 def compile_job(

@@ -111,7 +111,6 @@ class ParallelCompiler:
             cache.note_warm(self._name)
 
     def stop(self) -> None:
-        """Stop the remaining processes."""
         self._others.stop()
         self._others.keep(0)
 
@@ -147,9 +146,7 @@ class ParallelCompiler:
         if not calls:
             return 0
         torch.cuda.empty_cache()
-        weights = [sum(p.nbytes for p in denoiser.get_submodule(call.path).parameters()) for call in calls]
-        inputs = [call.largest_tensor for call in calls]
-        each = estimate.bytes_to_compile(zip(weights, inputs, strict=True))
+        each = estimate.bytes_to_compile(calls, denoiser)
         left = gpu_memory.free_memory(self._world.device) - cudagraph.SPARE_BYTES - (each - estimate.CONTEXT_BYTES)
         # The model has been read since the processes were started.
         return min(len(self._others), len(calls) - 1, processes_in_memory(), int(left // each))
@@ -176,10 +173,7 @@ class ParallelCompiler:
             with plan.compiled_alone(denoiser.get_submodule(calls[number].path)):
                 block_calls.repeat(denoiser, calls[number], self._world.device)
             last = time.monotonic()
-            self._report(own + loaded, len(calls))
-
-    def _report(self, done: int, total: int) -> None:
-        self._journal.phase(Message("compiling"), done, total)
+            self._journal.phase(Message("compiling"), own + loaded, len(calls))
 
 
 def slowest_first(calls: Sequence[BlockCall], denoiser: nn.Module) -> list[BlockCall]:

@@ -321,8 +321,8 @@ class SampleRunner:
             try:
                 changed = self._read(self._file)
             except Exception as error:
-                why = error.said if isinstance(error, ConfigError) else error_sentence(error)
-                journal.warn(Message("{why}. Until this is fixed, the previous prompts are used.", why=why))
+                template = "{why}. Until this is fixed, the previous prompts are used."
+                journal.warn(Message(template, why=error_sentence(error)))
         changed = world.gather(changed)[0]
         return None if changed == self._prompts else changed
 

@@ -1,5 +1,6 @@
 """The length of a training, its current step and epoch, and what is due."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -101,11 +102,6 @@ class Clock:
 # Why: docs/decisions/2026-11-22-step-is-a-window-of-batches.md
 def windows(batches: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield the batches of each optimizer step: `size` at a time; the last step of an epoch may have fewer."""
-    window: list[T] = []
-    for batch in batches:
-        window.append(batch)
-        if len(window) == size:
-            yield window
-            window = []
-    if window:
+    remaining = iter(batches)
+    while window := list(itertools.islice(remaining, size)):
         yield window
