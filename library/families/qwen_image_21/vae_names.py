@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from library.families.facts import Shapes
-from library.families.shared.expected_tensors import BOTH, QUANTS, changes_width, expanded, list_length
+from library.families.shared.expected_tensors import (
+    BOTH,
+    OUTSIDE_OF_LEVELS,
+    VIDEO_RESNET,
+    changes_width,
+    expanded,
+    list_length,
+)
 from library.families.shared.qwen_vae_names import (
     DIFFUSERS_MARK,
     OUTSIDE,
@@ -71,7 +78,6 @@ def qwen_21_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"
 
 def qwen_21_vae_tensors(shapes: Shapes) -> list[str]:
     """Return the tensors of the VAE that an image needs, by diffusers' name."""
-    resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
     levels = max(list_length(shapes, "encoder.down_blocks."), list_length(shapes, "decoder.up_blocks."))
     starts = ("encoder.down_blocks.0.resnets.", "decoder.up_blocks.0.resnets.")
     down, up = (list_length(shapes, start) for start in starts)
@@ -79,13 +85,8 @@ def qwen_21_vae_tensors(shapes: Shapes) -> list[str]:
     paths = [f"encoder.down_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(down)]
     paths += [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(down + 1)]
     return expanded(
-        *(f"{quant}.{BOTH}" for quant in QUANTS),
-        f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
-        "{encoder,decoder}.norm_out.gamma",
-        "{encoder,decoder}.mid_block.attentions.0.norm.gamma",
-        f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
-        *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{pattern}" for pattern in resnet),
-        *(f"{path}.{pattern}" for path in paths for pattern in resnet),
+        *OUTSIDE_OF_LEVELS,
+        *(f"{path}.{pattern}" for path in paths for pattern in VIDEO_RESNET),
         *(f"{path}.conv_shortcut.{BOTH}" for path in paths if changes_width(shapes, f"{path}.conv1.weight")),
         *(f"encoder.down_blocks.{n}.downsampler.resample.1.{BOTH}" for n in range(levels - 1)),
         *(f"decoder.up_blocks.{n}.upsampler.resample.1.{BOTH}" for n in range(levels - 1)),
