@@ -99,15 +99,8 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     sizes, variant = denoiser.sizes, family.variant
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
     num_references = variant.control_images.least
-    length = (
-        3 * text_encoder.LENGTH_MULTIPLE
-        + num_references
-        * width
-        * height
-        // pictures.TOKEN**2
-        // text_encoder.LENGTH_MULTIPLE
-        * text_encoder.LENGTH_MULTIPLE
-    )
+    multiple, tokens_of_references = text_encoder.LENGTH_MULTIPLE, num_references * width * height // pictures.TOKEN**2
+    length = (3 + tokens_of_references // multiple) * multiple
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text, references=num_references)
 
