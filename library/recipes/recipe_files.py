@@ -78,12 +78,10 @@ def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]
 
 
 def _table_arguments(table: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
+    arguments = dict(table)
+    for name in {"when", "unless"} & table.keys():
+        arguments[name] = {option: tuple(values) for option, values in table[name].items()}
     return arguments | ({"images": tuple(table["images"])} if "images" in table else {})
-
-
-def _condition(table: Mapping[str, Any]) -> Condition:
-    return {option: tuple(values) for option, values in table.items()}
 
 
 def fitting_recipes(config: RunConfig) -> list[Recipe]:
