@@ -95,6 +95,7 @@ class Flux2Family(OneEncoderFamily):
     # ---- files
 
     def file_problems(self) -> Iterator[Problem]:
+        """Yield problems of the files, and before them what needs a text encoder where none is named."""
         if ENCODER not in self.checkpoint.files.parts:
             yield from without_encoder(self.config)
         yield from super().file_problems()

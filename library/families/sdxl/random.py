@@ -88,15 +88,19 @@ def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: SdxlSizes = TINY
 ) -> Path:
     """Write `tiny_sdxl.safetensors` (the LDM layout) and its two tokenizers into a folder; returns the file's path."""
+    parts = network_tensors(folder, seed, dtype, sizes)
+    others = {keys.LOGIT_SCALE: torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)}
+    path = folder / "tiny_sdxl.safetensors"
+    return random_unets.write_single_file(path, model.CHECKPOINTS, parts, others, "tiny SDXL")
+
+
+def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: SdxlSizes) -> random_unets.Parts:
+    """Return random tensors of every part by diffusers name, and write tokenizers whose vocabularies fit them."""
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     random_tokenizers.clip_tokenizer(folder / "tokenizer_2", pad="!")
     # Other programs expect CLIP's vocabulary in a model of full size.
-    networks = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)
-    parts = random_unets.random_tensors(networks, seed, dtype)
-    others = {keys.LOGIT_SCALE: torch.tensor(keys.FULL_LOGIT_SCALE, dtype=dtype)}
-    path = folder / "tiny_sdxl.safetensors"
-    return random_unets.write_single_file(path, model.CHECKPOINTS, parts, others, "tiny SDXL")
+    return random_unets.random_tensors(make_networks(sizes, CLIP_WORDS if sizes == FULL else words), seed, dtype)
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:

@@ -134,6 +134,7 @@ class ZImageArgs(BlockArgs):
     )
 
     def is_chosen(self, path: str) -> bool:
+        """Modulation and the layers of the refiners learn only on request."""
         usual = self.train_modulation or "_modulation." not in path
         usual = usual and (self.train_refiners or "_refiner." not in path)
         return (usual or self.is_included(path)) and self.in_chosen_block(path)
