@@ -81,12 +81,9 @@ def read_lora(path: str | Path, preferred: str = "") -> Lora:
         style = style_of(groups)
         if style == "diffusers":
             add_alphas(groups, metadata)
-        adapters = assemble_adapters(
-            {name: parts for name, parts in groups.items() if LayerChange(parts).is_plain}, family
-        )
-        changes = place_changes(
-            {name: parts for name, parts in groups.items() if not LayerChange(parts).is_plain}, family
-        )
+        plain = {name: parts for name, parts in groups.items() if LayerChange(parts).is_plain}
+        adapters = assemble_adapters(plain, family)
+        changes = place_changes({name: parts for name, parts in groups.items() if name not in plain}, family)
     except ConfigError as e:
         raise ConfigError("{path}: {error}", path=path, error=e) from e
     try:
@@ -124,12 +121,9 @@ def group_by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor
     """Return {module's name: its tensors, such as "down", "up" and "alpha"}. Raises ConfigError for unknown keys and
     incomplete modules.
     """
-    groups: dict[str, dict[str, Tensor]] = {}
-    for key in tensors:
-        parts = names.split_any(key, tensors.keys())
-        if parts is None:
-            raise ConfigError(unknown_key_message(key) if _has_adapters(tensors) else NO_LORA)
-        groups.setdefault(parts[0], {})[parts[1]] = tensors[key]
+    groups, unknown = split_by_module(tensors)
+    if unknown:
+        raise ConfigError(unknown_key_message(unknown[0]) if _has_adapters(tensors) else NO_LORA)
     for name, parts in groups.items():
         if missing := {DOWN, UP} - parts.keys() if LayerChange(parts).kind.title == "LoRA" else ():
             raise ConfigError(HALF, name=name, matrix=min(missing))
@@ -143,6 +137,18 @@ def group_by_module(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor
     if not groups:
         raise ConfigError(NO_LORA)
     return groups
+
+
+def split_by_module(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    """Return {module's name: its tensors}, and the keys that are no part of a known adapter."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    unknown, keys = [], set(tensors)
+    for key in tensors:
+        if parts := names.split_any(key, keys):
+            groups.setdefault(parts[0], {})[parts[1]] = tensors[key]
+        else:
+            unknown.append(key)
+    return groups, unknown
 
 
 def _has_adapters(keys: Collection[str]) -> bool:
@@ -190,7 +196,7 @@ def assemble_adapters(groups: Mapping[str, Mapping[str, Tensor]], family: str) -
             pieces_by_module.setdefault(parsed.module, missing)[parsed.piece] = adapter
             continue
         paths = names.lora_names_of(family).apart(parsed.module.path)
-        for path, piece in zip(paths, taken_apart(adapter, len(paths)) if len(paths) > 1 else [adapter], strict=True):
+        for path, piece in zip(paths, taken_apart(adapter, len(paths)), strict=True):
             if piece:
                 adapters[Module(parsed.module.part, path)] = piece
     return adapters | {module: fuse_factors(parts) for module, parts in pieces_by_module.items()}
@@ -269,8 +275,8 @@ def _spelled(family: str, module: Module, adapter: AdapterFactors, style: str) -
         module.path
     ):
         adapter = swap_halves(adapter)
-    parts = taken_apart(adapter, len(spelled_names)) if len(spelled_names) > 1 else [adapter]
-    return [(name, part) for name, part in zip(spelled_names, parts, strict=True) if part is not None]
+    parts = zip(spelled_names, taken_apart(adapter, len(spelled_names)), strict=True)
+    return [(name, part) for name, part in parts if part is not None]
 
 
 def _fold_strength(adapter: AdapterFactors) -> AdapterFactors:

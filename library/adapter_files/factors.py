@@ -92,6 +92,8 @@ def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | No
 
     A block-diagonal `up` gives each slice its own ranks; otherwise all share `down`.
     """
+    if count == 1:
+        return [adapter]
     width = adapter.down.shape[1]
     sizes = [width, width, width, adapter.up.shape[0] - 3 * width][:count]
     if sum(sizes) != adapter.up.shape[0] or min(sizes) <= 0:
@@ -103,10 +105,8 @@ def taken_apart(adapter: AdapterFactors, count: int) -> list[AdapterFactors | No
     blocks = adapter.up.split(sizes)
     ranks = _ranks([block.ne(0).any(0) for block in blocks])
     if ranks is None:
-        alpha = adapter.alpha
-        return [AdapterFactors(adapter.down, block, alpha) for block in blocks]
-    out: list[AdapterFactors | None] = []
-    at = 0
+        return [AdapterFactors(adapter.down, block, adapter.alpha) for block in blocks]
+    out, at = list[AdapterFactors | None](), 0
     for block, rank in zip(blocks, ranks, strict=True):
         up, down = block[:, at : at + rank].contiguous(), adapter.down[at : at + rank]
         alpha = None if adapter.alpha is None else torch.tensor(adapter.strength * rank)

@@ -306,7 +306,7 @@ def module_sizes(shapes: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, in
 
 def of_other_tree(keys: Iterable[str], family: str) -> bool:
     """Return whether names like kohya's belong to another tree than ours, or to another trainer."""
-    patterns = [lora_names.elsewhere for lora_names in (lora_names_of(family),) if lora_names.elsewhere]
+    elsewhere = lora_names_of(family).elsewhere
     prefixes = {
         prefix
         for lora_names in all_lora_names()
@@ -314,7 +314,7 @@ def of_other_tree(keys: Iterable[str], family: str) -> bool:
         if part == "denoiser"
     }
     kohya_prefixes = tuple(prefix for prefix in prefixes if prefix.startswith("lora_"))
-    return any(key.startswith(kohya_prefixes) or any(re.search(pattern, key) for pattern in patterns) for key in keys)
+    return any(key.startswith(kohya_prefixes) or (elsewhere and re.search(elsewhere, key)) for key in keys)
 
 
 def kohya_key(key: str) -> str:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +62,7 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     findings.problems += unread
     try:
         stored, metadata = storage.open_adapter(lora)
-        groups, unknown = _group_by_module(stored)
+        groups, unknown = adapters.split_by_module(stored)
         adapters.add_alphas(groups, metadata)
     except ConfigError as e:
         findings.problems.append(e.said)
@@ -73,12 +72,8 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
         findings.problems.append(next(map(adapters.unknown_key_message, kinds), Message(adapters.NO_LORA)))
         return findings
     if unknown:
-        findings.problems.append(
-            Message(
-                "{names}: no part of an adapter that is known, so most programs leave it out",
-                names=_shorten_list(unknown),
-            )
-        )
+        template = "{names}: no part of an adapter that is known, so most programs leave it out"
+        findings.problems.append(Message(template, names=_shorten_list(unknown)))
     findings.style = adapters.style_of(groups)
     sound = {}
     for i, (name, parts) in enumerate(sorted(groups.items())):
@@ -102,18 +97,6 @@ def verify_lora(lora: str | Path, base: str | Path | None = None, *, report: Rep
     if model is not None:
         _compare_modules(findings, modules, model)
     return findings
-
-
-def _group_by_module(stored: Any) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    groups: dict[str, dict[str, Tensor]] = {}
-    unknown, keys = [], set(stored)
-    for key in stored:
-        parts = names.split_any(key, keys)
-        if parts is None:
-            unknown.append(key)
-        else:
-            groups.setdefault(parts[0], {})[parts[1]] = stored[key]
-    return groups, unknown
 
 
 def _check_module(findings: Findings, name: str, parts: dict[str, Tensor]) -> bool:
@@ -179,26 +162,16 @@ def _overall(findings: Findings) -> None:
             Message("every module is dead: this LoRA changes nothing (was it trained with a rate of 0?)")
         )
     elif dead:
-        findings.warnings.append(
-            Message(
-                "nothing is changed by {modules}: {names}",
-                modules=counted(len(dead), "module"),
-                names=_shorten_list(dead),
-            )
-        )
+        findings.warnings.append(_about_modules("nothing is changed by {modules}: {names}", dead))
     norms = sorted(row.norm for row in findings.modules if not row.dead and row.norm is not None)
     if norms:
         usual = norms[len(norms) // 2]
         strong = [row.module for row in findings.modules if (row.norm or 0.0) > MEDIAN_FACTOR * usual]
         if strong:
             template = "{modules} with a change of over {factor} times the usual: {names}"
-            many = counted(len(strong), "module")
-            findings.warnings.append(
-                Message(template, modules=many, factor=f"{MEDIAN_FACTOR:g}", names=_shorten_list(strong))
-            )
+            findings.warnings.append(_about_modules(template, strong, factor=f"{MEDIAN_FACTOR:g}"))
     if above := [row.module for row in findings.modules if row.strength > 1]:
-        template = "{modules} with an alpha above the rank: {names}"
-        findings.warnings.append(Message(template, modules=counted(len(above), "module"), names=_shorten_list(above)))
+        findings.warnings.append(_about_modules("{modules} with an alpha above the rank: {names}", above))
 
 
 def _compare_modules(findings: Findings, modules: Mapping[Module, Part], model: ModelFile) -> None:
@@ -222,14 +195,10 @@ def _compare_modules(findings: Findings, modules: Mapping[Module, Part], model: 
             absent.append(f"{module.kohya} (bias)")
     if absent:
         template = "{path} has no layer for {modules}: {names}"
-        findings.problems.append(
-            Message(template, modules=counted(len(absent), "module"), path=model.path, names=_shorten_list(absent))
-        )
+        findings.problems.append(_about_modules(template, absent, path=model.path))
     if wrong:
         template = "{path} has layers of other shapes for {modules}: {names}"
-        findings.problems.append(
-            Message(template, modules=counted(len(wrong), "module"), path=model.path, names=_shorten_list(wrong))
-        )
+        findings.problems.append(_about_modules(template, wrong, path=model.path))
     for part, count in elsewhere.items():
         template = "{modules} of {part} could not be compared: {path} holds no such encoder"
         findings.warnings.append(Message(template, modules=counted(count, "module"), part=part, path=model.path))
@@ -241,6 +210,10 @@ def _misfit(part: Part, shape: tuple[int, ...]) -> str:
         return "" if part.fits(shape) else part.title
     rows, columns = part.up.shape[0], part.down[0].numel()
     return "" if (rows, columns) == (shape[0], torch.Size(shape[1:]).numel()) else f"{rows} x {columns}"
+
+
+def _about_modules(template: str, names: list[str], **facts: object) -> Message:
+    return Message(template, modules=counted(len(names), "module"), names=_shorten_list(names), **facts)
 
 
 def _shorten_list(names: list[str]) -> MessageLike:

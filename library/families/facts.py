@@ -17,6 +17,16 @@ def has_tensor(name: str, *shape: int) -> Callable[[Shapes], bool]:
     return lambda shapes: tuple(shapes.get(name, ())) == shape
 
 
+def is_qwen3_vl(width: int) -> Callable[[Shapes], bool]:
+    """Return a test whether shapes are those of a Qwen3-VL: a Qwen3 of this width with a vision encoder."""
+
+    def is_this(shapes: Shapes) -> bool:
+        embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
+        return tuple(embedding) == (151936, width) and any("visual.deepstack_merger_list." in name for name in shapes)
+
+    return is_this
+
+
 def matching(kinds: Iterable[tuple[str, int | None, str]], shapes: Shapes) -> str:
     """Return the first description whose pattern matches the name of a tensor that has this number of rows (None: any
     number), "" if there is none.
@@ -44,6 +54,11 @@ class HubFile:
     repository: str
     path: str  # in the repository
     size: int  # bytes, to be shown if the hub is not reachable
+
+
+def hub_files(repository: str, **places: tuple[str, int]) -> tuple[HubFile, ...]:
+    """Return files of a repository by option, from each one's path without .safetensors and its size."""
+    return tuple(HubFile(option, repository, f"{place}.safetensors", size) for option, (place, size) in places.items())
 
 
 @dataclass(frozen=True)

@@ -274,10 +274,12 @@ def _import_modelspec(builder: ImportBuilder) -> None:
         if builder.get(f"modelspec.{name}") is not None:
             builder.rename(f"modelspec.{name}", option)
     kind = str(builder.get("modelspec.prediction_type") or "")
-    values = {"v_parameterization": True} if kind == "v" else {}
-    builder.explain(describe(values) or nearest_prediction(kind), "modelspec.prediction_type")
-    if values:
-        builder.convert("modelspec.prediction_type", values)
+    if kind == "v":
+        builder.convert("modelspec.prediction_type", {"v_parameterization": True})
+    else:
+        is_noise = kind == "epsilon"
+        text = equal(kind, "v_parameterization = false") if is_noise else say_nearest(kind, "epsilon")
+        builder.explain(text, "modelspec.prediction_type")
     if match := re.fullmatch(r"(\d+),(\d+)", str(builder.get("modelspec.timestep_range") or "")):
         builder.convert("modelspec.timestep_range", {"min_timestep": int(match[1]), "max_timestep": int(match[2])})
     for key, option in (("modelspec.encoder_layer", "clip_skip"), ("modelspec.resolution", "resolution")):
@@ -288,7 +290,3 @@ def _import_modelspec(builder: ImportBuilder) -> None:
     if "modelspec.is_negative_embedding" in builder.source:
         is_negative = is_on(builder.get("modelspec.is_negative_embedding"))
         builder.rename("modelspec.is_negative_embedding", "metadata_is_negative_embedding", is_negative)
-
-
-def nearest_prediction(kind: str) -> Message:
-    return equal(kind, "v_parameterization = false") if kind == "epsilon" else say_nearest(kind, "epsilon")

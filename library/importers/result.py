@@ -1,7 +1,7 @@
 """The result of an import: the config, the outcome of each key, and the report on all of them."""
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -116,30 +116,25 @@ class Imported:
 
     def report(self) -> str:
         """Return the whole report as text."""
-        blocks = [f"{self.trainer} -> {self.config.script} ({self.config.title})"]
-        if self.guess:
-            blocks.append(_block("guessed", 1, [self.guess]))
-        if kept_outcomes := self.of("kept"):
-            blocks.append(_block("kept", len(kept_outcomes), [", ".join(f.key for f in kept_outcomes)]))
-        if renamed := self.of("renamed"):
-            blocks.append(_block("renamed", len(renamed), [f"{f.key} -> {f.text}" for f in renamed]))
-        if changed := self.of("changed"):
-            blocks.append(_block("changed", len(changed), [f"{f.key}: {f.text}" for f in changed]))
-        if self.of("default"):
-            blocks.append(_block(f"defaults of {self.program}", len(self.of("default")), map(str, self._defaults())))
-        if idle := self.of("ineffective"):
-            grouped = [f"{names}: {reason}" for reason, names in _group_by_reason(idle)]
-            blocks.append(_block("kept, but without effect", len(idle), grouped))
-        if unknown := self.unknown():
-            blocks.append(_block("unknown", len(unknown), unknown))
-        if ignored := self.of("ignored"):
-            grouped = [f"{names}: {reason}" for reason, names in _group_by_reason(ignored)]
-            blocks.append(_block("ignored", len(ignored), grouped))
-        if empty := self.of("empty"):
-            blocks.append(f"empty or off: {counted(len(empty), 'key')!s}")
-        for title, remarks in (("notes", self.notes), ("to fix", self.problems)):
-            if remarks:
-                blocks.append(_block(title, len(remarks), remarks))
+        reasons = {
+            kind: [f"{names}: {reason}" for reason, names in _group_by_reason(self.of(kind))]
+            for kind in ("ineffective", "ignored")
+        }
+        empty = self.of("empty")
+        blocks = [
+            f"{self.trainer} -> {self.config.script} ({self.config.title})",
+            *_block("guessed", [self.guess] if self.guess else [], [self.guess]),
+            *_block("kept", self.of("kept"), [", ".join(outcome.key for outcome in self.of("kept"))]),
+            *_block("renamed", self.of("renamed"), [f"{o.key} -> {o.text}" for o in self.of("renamed")]),
+            *_block("changed", self.of("changed"), [f"{o.key}: {o.text}" for o in self.of("changed")]),
+            *_block(f"defaults of {self.program}", self.of("default"), self._defaults()),
+            *_block("kept, but without effect", self.of("ineffective"), reasons["ineffective"]),
+            *_block("unknown", self.unknown(), self.unknown()),
+            *_block("ignored", self.of("ignored"), reasons["ignored"]),
+            *([f"empty or off: {counted(len(empty), 'key')!s}"] if empty else []),
+            *_block("notes", self.notes, self.notes),
+            *_block("to fix", self.problems, self.problems),
+        ]
         return "\n".join(blocks)
 
 
@@ -166,6 +161,8 @@ def _as_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _block(title: str, count: int, lines: Iterable[MessageLike]) -> str:
-    wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join([f"{title} ({count}):", *(wrapper.fill(str(line)) for line in lines)])
+def _block(title: str, members: Sized, lines: Iterable[MessageLike]) -> Iterator[str]:
+    """Yield the text of a group of keys or remarks, unless it has no members."""
+    if members:
+        wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
+        yield "\n".join([f"{title} ({len(members)}):", *(wrapper.fill(str(line)) for line in lines)])

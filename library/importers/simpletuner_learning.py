@@ -46,7 +46,8 @@ def _import_simpletuner_network(builder: ImportBuilder) -> None:
         builder.ignore("lycoris_config", "this file was not found, or cannot be read; say what it says in network_args")
     elif is_on(builder.get("use_dora")):
         train_lycoris(builder, "use_dora", "DoRA", ["algo=lora", "dora_wd=True"])
-    builder.explain("LoRA", "lora_type") if kind == "standard" else None
+    if kind == "standard":
+        builder.explain("LoRA", "lora_type")
     builder.set_by("lora_alpha", describe({"network_alpha": f"{alpha or rank:g}"}), {"network_alpha": alpha or rank})
     if "lycoris_config" in builder.left():
         builder.ignore("lycoris_config", "lora_type is not lycoris")
@@ -165,8 +166,8 @@ def _import_simpletuner_length(builder: ImportBuilder) -> None:
         builder.convert("use_ema", values)
         builder.explain("is a setting of that average", "ema_decay", "ema_device", "ema_update_interval")
     else:
-        for key in ("ema_decay", "ema_device", "ema_update_interval", "ema_validation", "ema_warmup_steps"):
-            builder.explain("use_ema is off", key)
+        keys = ("ema_decay", "ema_device", "ema_update_interval", "ema_validation", "ema_warmup_steps")
+        builder.explain("use_ema is off", *keys)
 
 
 def _import_simpletuner_loss(builder: ImportBuilder) -> None:

@@ -67,7 +67,7 @@ class TrainingMethod(ABC):
         return [p for group in self._groups for p in group["params"]]
 
     def snapshot(self) -> dict[str, Tensor]:
-        return snapshot.take_values(self.named())
+        return {name: parameter.detach() for name, parameter in self.named().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore a snapshot, bit for bit. Raises ConfigError if it belongs to another network."""

@@ -19,6 +19,11 @@ from library.methods.small_files import read_tensors
 log = logging.getLogger(__name__)
 
 STATE = "embedding."  # prefix of text encoder names in a saved state
+NO_VECTORS = ": {path} has no vectors for the text encoder {name}: choose an embedding that was made for this model"
+OTHER_WIDTH = (
+    ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an embedding that "
+    "was made for this model"
+)
 NOTHING_TRAINED = "nothing is trained: learning_rate is 0; 5e-4 is usual"
 
 
@@ -95,27 +100,11 @@ def _vectors_of_file(name: str, file_vectors: Mapping[str, Tensor], initial: Ten
     path, keys = config.embedding.weights, families.facts_of(config.family).embedding_keys
     vectors = file_vectors.get(keys.get(name, name))
     if vectors is None:
-        raise ConfigError(
-            Problem(
-                "weights",
-                ": {path} has no vectors for the text encoder {name}: choose an embedding that was made for this model",
-                path=path,
-                name=name,
-            )
-        )
+        raise ConfigError(Problem("weights", NO_VECTORS, path=path, name=name))
     vectors = vectors.unsqueeze(0) if vectors.dim() == 1 else vectors
     if vectors.shape[1:] != initial.shape[1:]:
-        raise ConfigError(
-            Problem(
-                "weights",
-                ": the vectors of {path} have {theirs} numbers for {name}, and this model's have {ours}: choose an "
-                "embedding that was made for this model",
-                path=path,
-                theirs=vectors.shape[-1],
-                name=name,
-                ours=initial.shape[-1],
-            )
-        )
+        theirs, ours = vectors.shape[-1], initial.shape[-1]
+        raise ConfigError(Problem("weights", OTHER_WIDTH, path=path, theirs=theirs, name=name, ours=ours))
     if len(vectors) != len(initial):
         raise ConfigError(
             Problem(

@@ -16,13 +16,14 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.sections import AdapterRun
 from library.families import network_args
 from library.families.base import Family, ModelComponents
+from library.families.shared.network_args import NetworkLayer
 from library.families.stored_weights import restore_layer
 from library.methods import ggpo, targets
 from library.methods.adapters import Adapter, AdapterSpec, adapter_class, factors_fit, saved_alpha
 from library.methods.base import TrainingMethod, trained_dtype
 from library.methods.factor_cache import FactorCache
 from library.methods.lora_files import Unmatched, by_name, plain_file, report_unmatched
-from library.methods.targets import AdapterPlan, TargetLayer
+from library.methods.targets import AdapterPlan
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +245,7 @@ def _factor_caches(method: LoraAdapters, components: ModelComponents, config: Ad
 
 def _targets(
     components: ModelComponents, family: Family, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]] | None
-) -> list[tuple[nn.Module, TargetLayer, AdapterSpec, type[Adapter]]]:
+) -> list[tuple[nn.Module, NetworkLayer, AdapterSpec, type[Adapter]]]:
     chosen = []
     for part, root in networks(components).items():
         if not plan.wants(part):
@@ -258,7 +259,7 @@ def _targets(
 
 
 # Why: docs/decisions/2026-11-22-foreign-lora-files-are-renamed.md
-def _spec_from_file(layer: TargetLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
+def _spec_from_file(layer: NetworkLayer, plan: AdapterPlan, sizes: dict[str, dict[str, Tensor]]) -> AdapterSpec | None:
     """Return the rank and alpha that an adapter has in the file (`dim_from_weights`); None if the file lacks it."""
     tensors = sizes.get(layer.name) or sizes.get(AdapterLocation(layer.part, layer.path).alias)
     if not tensors or "lora_down.weight" not in tensors:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from library.adapter_files import adapters as adapter_files
 from library.adapter_files.changes import LayerChange
-from library.adapter_files.names import ALPHA, DOWN, TENSOR_ROLES, UP
+from library.adapter_files.names import ALPHA, DOWN, TENSOR_ROLES, UP, cleaned
 from library.config.problems import ConfigError, Message, Problem
 from library.methods.small_files import read_tensors, read_unchecked, refuse_damaged, unused_alphas
 
@@ -119,7 +119,7 @@ def by_name(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """
     adapters: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        name, _, role = key.replace("_orig_mod_", "").replace("_orig_mod.", "").partition(".")
+        name, _, role = cleaned(key).partition(".")
         adapters.setdefault(name, {})[role] = tensor
     return adapters
 

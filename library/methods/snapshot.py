@@ -1,4 +1,4 @@
-"""Values of trained parameters: taken for a saved state, and restored bit for bit."""
+"""Values of trained parameters: compared with those of a saved state, and restored bit for bit."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,6 @@ from library.config.problems import ConfigError, Message, Problem, counted, join
 from library.methods.sharding import own_part, whole_shape
 
 ADVICE = Message("resume with its own config")
-
-
-def take_values(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in named.items()}
 
 
 def differing_tensors(

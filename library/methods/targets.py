@@ -2,37 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
 
 from torch import nn
 
 from library import families
 from library.config.sections import AdapterRun
 from library.families import network_args
-from library.families.shared.network_args import NetworkArgs
+from library.families.shared.network_args import NetworkArgs, NetworkLayer
 from library.methods.adapters import AdapterSpec
 
 DEFAULT_RANK = 4
-
-
-@dataclass(frozen=True)
-class TargetLayer:
-    """A layer that could carry an adapter."""
-
-    part: str  # "denoiser", or a text encoder's short name
-    path: str  # path in the module tree
-    name: str  # name in the file
-    layer: nn.Linear | nn.Conv2d
-    inside: str  # class name of its block; "" for none
-
-    @property
-    def is_large_conv(self) -> bool:
-        return isinstance(self.layer, nn.Conv2d) and self.layer.kernel_size != (1, 1)
-
-    @property
-    def features(self) -> tuple[int, int]:
-        layer = cast(nn.Linear, self.layer)
-        return layer.in_features, layer.out_features
 
 
 @dataclass(frozen=True)
@@ -48,11 +27,11 @@ class AdapterPlan:
     encoders: bool
     frozen_down: bool = False  # LoRA-FA
 
-    def spec(self, target: TargetLayer) -> AdapterSpec | None:
+    def spec(self, target: NetworkLayer) -> AdapterSpec | None:
         rank, alpha = self.args.rank_of(target, self.rank, self.alpha)
         return self.spec_of_rank(target, rank, alpha) if rank else None
 
-    def spec_of_rank(self, target: TargetLayer, rank: int, alpha: float | int) -> AdapterSpec:
+    def spec_of_rank(self, target: NetworkLayer, rank: int, alpha: float | int) -> AdapterSpec:
         """Return a spec of this rank, with the config's dropouts and splits."""
         return AdapterSpec(
             rank=rank,
@@ -92,7 +71,7 @@ def plan(config: AdapterRun, blocks: tuple[str, ...]) -> AdapterPlan:
 
 def find_target_layers(
     root: nn.Module, part: str, name_of: Callable[[str, str], str], blocks: tuple[str, ...]
-) -> Iterator[TargetLayer]:
+) -> Iterator[NetworkLayer]:
     """Yield every linear layer and convolution of a network in tree order, with its outermost block of `blocks`."""
     inside: dict[str, str] = {}
     for path, module in root.named_modules():
@@ -100,4 +79,4 @@ def find_target_layers(
         kind = type(module).__name__
         inside[path] = inside.get(parent, "") or (kind if kind in blocks else "")
         if isinstance(module, nn.Linear | nn.Conv2d):
-            yield TargetLayer(part, path, name_of(part, path), module, inside[path])
+            yield NetworkLayer(part, path, name_of(part, path), module, inside[path])

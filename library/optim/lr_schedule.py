@@ -31,15 +31,12 @@ from library.optim.classes import (
 
 TRANSFORMERS, DIFFUSERS = "transformers.optimization", "diffusers.optimization"
 PLAIN = "library.optim.plain_schedules"
+PLAIN_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts")
 NO_SCHEDULER = "{chosen}: {why}; write module.Class, such as torch.optim.lr_scheduler.LinearLR, or leave it empty"
 NOT_TAKEN = ": {title} does not take these values ({why})"
 MAX_GROUPS = 64  # largest number of groups tried for a schedule with lists before the model is known
 FUNCTIONS = {
-    "constant": OptimizerSpec(PLAIN, "constant"),
-    "constant_with_warmup": OptimizerSpec(PLAIN, "constant_with_warmup"),
-    "linear": OptimizerSpec(PLAIN, "linear"),
-    "cosine": OptimizerSpec(PLAIN, "cosine"),
-    "cosine_with_restarts": OptimizerSpec(PLAIN, "cosine_with_restarts"),
+    **{name: OptimizerSpec(PLAIN, name) for name in PLAIN_SCHEDULES},
     "polynomial": OptimizerSpec(TRANSFORMERS, "get_polynomial_decay_schedule_with_warmup"),
     "inverse_sqrt": OptimizerSpec(TRANSFORMERS, "get_inverse_sqrt_schedule"),
     "cosine_with_min_lr": OptimizerSpec(TRANSFORMERS, "get_cosine_with_min_lr_schedule_with_warmup"),
@@ -56,7 +53,7 @@ def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> 
     `find_schedule_problems` and `too_long`.
     """
     raise_if_any(find_schedule_problems(config))
-    arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    arguments = _written_arguments(config)
     raise_if_any(too_long(config, total_steps))
     if is_schedule_free(config):
         return LambdaLR(optimizer, lambda _: 1.0)
@@ -65,10 +62,8 @@ def make_schedule(optimizer: Optimizer, config: RunConfig, total_steps: int) -> 
     except ConfigError:
         raise
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        title = config.optim.lr_scheduler_type or config.optim.lr_scheduler
-        raise ConfigError(
-            Problem("lr_scheduler_args", NOT_TAKEN, title=title, why=trial.short_reason(error))
-        ) from error
+        why = trial.short_reason(error)
+        raise ConfigError(Problem("lr_scheduler_args", NOT_TAKEN, title=_title(config), why=why)) from error
 
 
 def _build(optimizer: Optimizer, config: RunConfig, arguments: JsonObject, total_steps: int) -> LRScheduler:
@@ -76,18 +71,24 @@ def _build(optimizer: Optimizer, config: RunConfig, arguments: JsonObject, total
     if config.optim.lr_scheduler_type:
         return load_subclass(_custom(config), LRScheduler)(optimizer, **arguments)
     name, rate_text = _chosen_schedule(config)
+    schedule = import_class(FUNCTIONS[name])
     if name == "adafactor":
-        initial_rate = float(rate_text) if rate_text else config.optim.learning_rate
-        return import_class(FUNCTIONS[name])(optimizer, initial_lr=initial_rate)
-    return import_class(FUNCTIONS[name])(
-        optimizer, **{**_schedule_settings(name, config.optim, total_steps), **arguments}
-    )
+        return schedule(optimizer, initial_lr=float(rate_text) if rate_text else config.optim.learning_rate)
+    return schedule(optimizer, **{**_schedule_settings(name, config.optim, total_steps), **arguments})
+
+
+def _written_arguments(config: RunConfig) -> JsonObject:
+    return read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+
+
+def _title(config: RunConfig) -> str:
+    return config.optim.lr_scheduler_type or config.optim.lr_scheduler
 
 
 def find_schedule_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield the problems of the chosen schedule and its arguments."""
     try:
-        arguments, is_read = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args"), True
+        arguments, is_read = _written_arguments(config), True
     except ConfigError as e:
         yield from e.problems
         pairs = (pair.split("=", 1) for pair in config.optim.lr_scheduler_args if "=" in pair)
@@ -136,13 +137,13 @@ def too_long(config: RunConfig, total: int) -> Iterator[Problem]:
 
 
 def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
-    chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
+    chosen = _title(config)
     is_plain = not (config.optim.lr_scheduler_args or config.optim.lr_scheduler_type or chosen == "polynomial")
     if is_plain or [*find_schedule_problems(config)]:
         return
     if config.optim.lr_scheduler_type and not code_names.may_look(_custom(config).module):
         return
-    arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+    arguments = _written_arguments(config)
     if why := _why_schedule_fails(config, arguments, total):
         blamed = "lr_scheduler_type" if config.optim.lr_scheduler_type else "lr_scheduler"
         yield Problem(
@@ -156,19 +157,14 @@ def _ends_early(config: RunConfig, total: int) -> Iterator[Problem]:
 
 def for_groups(config: RunConfig, rates: Sequence[float]) -> Iterator[Problem]:
     """Yield problems of lists among lr_scheduler_args that do not have one value per parameter group."""
-    try:
-        arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
-    except ConfigError:
-        return
-    if rates and has_lists(config) and (why := _why_schedule_fails(config, arguments, rates=rates)):
-        chosen = config.optim.lr_scheduler_type or config.optim.lr_scheduler
-        yield Problem("lr_scheduler_args", NOT_TAKEN, title=chosen, why=why)
+    if rates and has_lists(config) and (why := _why_schedule_fails(config, _written_arguments(config), rates=rates)):
+        yield Problem("lr_scheduler_args", NOT_TAKEN, title=_title(config), why=why)
 
 
 def has_lists(config: RunConfig) -> bool:
     """Return whether an argument of the schedule is a list, which may need one value per group."""
     try:
-        arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args")
+        arguments = _written_arguments(config)
     except ConfigError:
         return False
     return any(isinstance(argument, list | tuple) for argument in arguments.values())
@@ -248,7 +244,7 @@ def load_problems(config: RunConfig, arguments: JsonObject | None = None, is_rea
     are checked, as their values are unreadable.
     """
     chosen, spec = config.optim.lr_scheduler_type, _custom(config)
-    arguments = read_arguments(config.optim.lr_scheduler_args, "lr_scheduler_args") if arguments is None else arguments
+    arguments = _written_arguments(config) if arguments is None else arguments
     try:
         subclass = load_subclass(spec, LRScheduler)
     except ConfigError as e:

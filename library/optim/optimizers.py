@@ -317,13 +317,10 @@ def _unusable_package(spec: OptimizerSpec) -> MessageLike:
     """Return why an optimizer's package cannot be used, and how to install it; "" if a trial step works."""
     if missing := missing_package(spec.package):
         return missing
-    error = why_not_working(spec) if spec in names.SPECS.values() and spec.package in packages.PACKAGE_NAMES else ""
-    return packages.package_error(spec.package, error) if error else ""
-
-
-def why_not_working(spec: OptimizerSpec) -> str:
+    if spec not in names.SPECS.values() or spec.package not in packages.PACKAGE_NAMES:
+        return ""
     packages.remember(spec.package, error := trial.try_optimizer(spec))
-    return error
+    return packages.package_error(spec.package, error) if error else ""
 
 
 def _signature_problems(spec: OptimizerSpec, arguments: dict[str, Any], title: str) -> Iterator[Problem]:

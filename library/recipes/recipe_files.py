@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from library.config.json_types import JsonMapping, JsonObject
@@ -24,10 +23,6 @@ ROUNDED_TO = 50  # proposed steps are multiples of this
 Condition = Mapping[str, tuple[str, ...]]  # option -> its values
 
 
-def _empty() -> Mapping[str, Any]:
-    return MappingProxyType({})
-
-
 # Why: docs/decisions/2026-11-27-recipes-on-top-of-presets.md
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -41,8 +36,8 @@ class Recipe:
     most_steps: int
     options: JsonMapping
     rank: int = 0  # that `network_alpha` is for; other ranks get an alpha in proportion
-    when: Condition = field(default_factory=_empty)  # it is for models with these values of options alone
-    unless: Condition = field(default_factory=_empty)  # and not for those with these
+    when: Condition = field(default_factory=dict)  # it is for models with these values of options alone
+    unless: Condition = field(default_factory=dict)  # and not for those with these
 
     def fits(self, values: JsonMapping) -> bool:
         return _condition_holds(self.when, values) and not (self.unless and _condition_holds(self.unless, values))
@@ -83,12 +78,10 @@ def of_family(family: str) -> tuple[tuple[Recipe, ...], tuple[ModelRecipe, ...]]
 
 
 def _table_arguments(table: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = {**table, **{name: _condition(table[name]) for name in ("when", "unless") if name in table}}
+    arguments = dict(table)
+    for name in {"when", "unless"} & table.keys():
+        arguments[name] = {option: tuple(values) for option, values in table[name].items()}
     return arguments | ({"images": tuple(table["images"])} if "images" in table else {})
-
-
-def _condition(table: Mapping[str, Any]) -> Condition:
-    return {option: tuple(values) for option, values in table.items()}
 
 
 def fitting_recipes(config: RunConfig) -> list[Recipe]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import RopeTableCache, WeightedRMSNorm, projections, rope, rotated_halves, sdpa
 
 ADAPTER_NAMES_PREFIX = "llm_adapter."
@@ -42,7 +43,7 @@ class AdapterShape:
 
 
 def count_adapter_blocks(names: Iterable[str]) -> int:
-    return len({name.split(".")[2] for name in names if name.startswith(f"{ADAPTER_NAMES_PREFIX}blocks.")})
+    return count_list_blocks(names, f"{ADAPTER_NAMES_PREFIX}blocks")
 
 
 class Projections(nn.Module):

@@ -1,7 +1,6 @@
 """Anima's files: locate, validate and read each of the parts, and encode captions by Qwen3."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,42 +69,43 @@ def anima_part_files(config: Any) -> PartFiles:
 def anima_checkpoint(config: Any) -> Checkpoint:
     """Return the Checkpoint of a run, which loads its files."""
     files, lengths = anima_part_files(config), (config.model.qwen3_max_token_length, config.model.t5_max_token_length)
-    return dataclasses.replace(
-        ANIMA_CHECKPOINT,
-        files=files,
-        problems=functools.partial(find_anima_problems, files),
-        open_denoiser=functools.partial(open_denoiser, files, config),
-        encode=functools.partial(encode_anima_captions, length=lengths[0]),
-        longest=lambda _tokenizer, _captions: max(lengths),
+    return Checkpoint(
+        files,
+        functools.partial(find_anima_problems, files),
+        functools.partial(anima_widths, files, config),
+        anima_shapes,
+        functools.partial(open_denoiser, files, config),
+        {"vae": qwen_vae.load_qwen_vae, "text_encoder": language_model.load_qwen3},
+        tokenizers.QWEN3_SMALL,
+        functools.partial(encode_anima_captions, length=lengths[0]),
+        lambda _tokenizer, _captions: max(lengths),
     )
 
 
-def find_anima_problems(files: PartFiles, config: RunConfig) -> Iterator[Problem]:
-    """Yield problems of the parts, from their headers, each with its option and the fix."""
-    adapter_shapes = _adapter_shapes(files, config)
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        if "llm_adapter" not in files.parts and f"{adapter.ADAPTER_NAMES_PREFIX}{keys.EMBEDDING}" not in shapes:
-            yield Problem(
-                "llm_adapter_path",
-                "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
-                path=path,
-                also="pretrained_model_name_or_path",
-            )
-        yield from config.compile.beyond(
-            {
-                DENOISER_BLOCK: count_list_blocks(shapes, "blocks"),
-                adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**shapes, **adapter_shapes}),
-            }
+def find_anima_problems(files: PartFiles, config: RunConfig, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    """Yield the problem of a missing adapter, and of blocks to compile that the model lacks."""
+    if "llm_adapter" not in files.parts and f"{adapter.ADAPTER_NAMES_PREFIX}{keys.EMBEDDING}" not in shapes:
+        yield Problem(
+            "llm_adapter_path",
+            "is not set, and {path} has no text adapter: give the file of one, or a model that has it",
+            path=path,
+            also="pretrained_model_name_or_path",
         )
+    yield from config.compile.beyond(
+        {
+            DENOISER_BLOCK: count_list_blocks(shapes, "blocks"),
+            adapter.ADAPTER_BLOCK: adapter.count_adapter_blocks({**shapes, **_adapter_shapes(files, config)}),
+        }
+    )
 
-    def widths(shapes: Shapes) -> dict[str, tuple[str, int]]:
-        channels = shapes.get("final_layer.linear.weight", (0,))[0] // 4
-        source = {**shapes, **adapter_shapes}.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
-        text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
-        return {"vae": (qwen_vae_names.DIFFUSERS_MARK, channels)} | text
 
-    yield from files.fitting(config, anima_shapes, of_denoiser, widths)
+def anima_widths(files: PartFiles, config: RunConfig, shapes: Shapes) -> dict[str, tuple[str, int]]:
+    """Return the widths that the denoiser expects of the VAE and, by its adapter, of the text encoder."""
+    channels = shapes.get("final_layer.linear.weight", (0,))[0] // 4
+    with_adapter = {**shapes, **_adapter_shapes(files, config)}
+    source = with_adapter.get(f"{adapter.ADAPTER_NAMES_PREFIX}blocks.0.cross_attn.k_proj.weight")
+    text = {"text_encoder": (language_model.EMBEDDING, source[1])} if source else {}
+    return {"vae": (qwen_vae_names.DIFFUSERS_MARK, channels)} | text
 
 
 def _adapter_shapes(files: PartFiles, config: RunConfig) -> Shapes:
@@ -128,23 +128,9 @@ def open_denoiser(
     return ANIMA_DENOISER.open(path, dtype, keep_8_bits, mmap, beside)
 
 
-def encode_anima_captions(
-    model: Any, tokenizer: Any, captions: Sequence[str], length: int = MAX_TOKENS
-) -> tuple[Tensor, Tensor]:
+def encode_anima_captions(model: Any, tokenizer: Any, captions: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
     """Captions, without any template -> the last states of Qwen3-0.6B [B, length, C], zero after each caption, and a
     mask [B, length] of its own tokens.
     """
     ids = tokenizer(list(captions), max_length=length, truncation=True).input_ids if captions else []
     return language_model.encode_ids(model, ids, length)
-
-
-ANIMA_CHECKPOINT = Checkpoint(
-    PART_FILES[False],
-    functools.partial(find_anima_problems, PART_FILES[False]),
-    anima_shapes,
-    ANIMA_DENOISER.open,
-    {"vae": qwen_vae.load_qwen_vae, "text_encoder": language_model.load_qwen3},
-    tokenizers.QWEN3_SMALL,
-    encode_anima_captions,
-    lambda _tokenizer, _captions: MAX_TOKENS,
-)

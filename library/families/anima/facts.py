@@ -6,11 +6,11 @@ from library.families.facts import (
     AdapterModule,
     BlockGroup,
     FamilyFacts,
-    HubFile,
     HubModel,
     ImportedModel,
     Shapes,
     has_tensor,
+    hub_files,
 )
 
 ANIMA_TRANSFORMER = "an Anima transformer"
@@ -33,18 +33,13 @@ def recognise_anima(shapes: Shapes) -> str:
 
 def anima_hub_model(title: str, name: str) -> HubModel:
     """Return a transformer of the publisher's repository, with the parts that all of them need."""
-    places = {
-        "pretrained_model_name_or_path": (f"diffusion_models/{name}", 4_182_000_000),
-        "qwen3": ("text_encoders/qwen_3_06b_base", 1_192_000_000),
-        "vae": ("vae/qwen_image_vae", 253_806_246),
-    }
-    return HubModel(
-        title,
-        tuple(
-            HubFile(option, "circlestone-labs/Anima", f"split_files/{place}.safetensors", size)
-            for option, (place, size) in places.items()
-        ),
+    files = hub_files(
+        "circlestone-labs/Anima",
+        pretrained_model_name_or_path=(f"split_files/diffusion_models/{name}", 4_182_000_000),
+        qwen3=("split_files/text_encoders/qwen_3_06b_base", 1_192_000_000),
+        vae=("split_files/vae/qwen_image_vae", 253_806_246),
     )
+    return HubModel(title, files)
 
 
 FACTS = FamilyFacts(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from library.families.anima import adapter
-from library.families.anima.checkpoint import ANIMA_CHECKPOINT, MAX_TOKENS, anima_checkpoint
+from library.families.anima.checkpoint import MAX_TOKENS, anima_checkpoint
 from library.families.anima.facts import FACTS
 from library.families.anima.model import DENOISER_BLOCK
 from library.families.anima.options import AnimaLora, AnimaTrain
@@ -41,7 +41,6 @@ class AnimaFamily(OneEncoderFamily):
     config: AnimaLora | AnimaTrain
     name = "anima"
     sampler_class = AnimaSampler
-    checkpoint = ANIMA_CHECKPOINT
     swapped_class = DENOISER_BLOCK
     block_classes = (adapter.ADAPTER_BLOCK, DENOISER_BLOCK)
     block_chain = BlockChain(("blocks",))

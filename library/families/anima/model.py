@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from library.families.anima.adapter import AdapterShape, AnimaAdapter, Projections
+from library.families.shared.packing import image_positions
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     DenoiserWithTables,
@@ -190,12 +191,8 @@ class Anima(DenoiserWithTables):
 
     def positions(self, height: int, width: int, device: torch.device) -> Tensor:
         """Return the RoPE table for an image with this number of tokens [2, S, D / 2], cached by size."""
-
-        def make() -> Tensor:
-            rows, columns = torch.meshgrid(
-                torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
-            )
-            ids = torch.stack((torch.zeros_like(rows), rows, columns), dim=-1).flatten(0, 1)
-            return rope(ids, self.sizes.axes, self.sizes.theta)
-
-        return self._tables.of((height, width), device, make)
+        return self._tables.of(
+            (height, width),
+            device,
+            lambda: rope(image_positions(height, width, device), self.sizes.axes, self.sizes.theta),
+        )

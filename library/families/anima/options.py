@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library import families
@@ -11,7 +10,7 @@ from library.config import sections
 from library.config.problems import Problem
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
+from library.families.shared.network_args import BlockArgs, LayerPreset, NetworkLayer, usual_layers
 
 # Options that sd-scripts parses for every family, but that mean nothing here.
 INEFFECTIVE = {
@@ -154,7 +153,7 @@ class AnimaMemory(sections.Memory):
 class AnimaCompile(sections.Compile):
     """How the blocks of Anima are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"adapter": "LLMAdapterTransformerBlock", "block": "Block"})
+    kinds: ClassVar[Mapping[str, str]] = {"adapter": "LLMAdapterTransformerBlock", "block": "Block"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,20 +214,15 @@ class AnimaArgs(BlockArgs):
     """`networks.lora_anima`."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers(r".*\.mlp\..*=0")
+    block_lists: ClassVar[tuple[str, ...]] = ("blocks",)
     matches_paths: ClassVar[bool] = True
     train_llm_adapter: bool = opt(False, "adapters on the text adapter as well", label="Text adapter learns as well")
 
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank: patterns first, inclusion before default exclusion; then blocks, and the text adapter
-        by its switch.
-        """
-        in_denoiser = layer.part == "denoiser"
+    def layer_rank(self, layer: NetworkLayer, rank: int) -> int:
+        """Return the rank of a layer; patterns apply to the usual ones and to those that a pattern includes."""
         usual = not EXCLUDED.fullmatch(layer.path) and (
             self.train_llm_adapter or not layer.path.startswith(ADAPTER_PREFIX)
         )
-        included = self.is_included(layer.path)
-        if in_denoiser and not usual and not included:
-            return NO_ADAPTER
-        layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path) if in_denoiser else None)
-        layer_rank = rank if layer_rank is None else layer_rank
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+        if layer.part == "denoiser" and not usual and not self.is_included(layer.path):
+            return 0
+        return BlockArgs.layer_rank(self, layer, rank)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from library import families
@@ -260,9 +259,7 @@ class FluxMemory(sections.ModulatedMemory):
 class FluxCompile(sections.Compile):
     """How the blocks of FLUX.1 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
-    )
+    kinds: ClassVar[Mapping[str, str]] = {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,20 +57,12 @@ FLUX_2_DENOISER = DoubleStreamFile(
 )
 
 
-def find_flux_2_problems(config: Any) -> Iterator[Problem]:
-    """Yield problems of the three parts, from their headers, each with its option and the fix."""
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        with complete(path, FLUX_2_TRANSFORMER):
-            sizes = Flux2Shape.of(shapes)
-        yield from other_model_problems(path, sizes, config)
-        yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
-
-    files = flux_2_checkpoint(config, transformer_sizes(config)).files
-    if "text_encoder" not in files.parts:
-        yield from without_encoder(config)
-    widths = part_widths("txt_in.weight", "img_in.weight", autoencoder.VAE_MARKER, text_encoder.TAPS)
-    yield from files.fitting(config, flux_2_shapes, of_denoiser, widths)
+def find_flux_2_problems(config: Any, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    """Yield problems of a transformer beside this config. Raises ConfigError if its sizes cannot be read."""
+    with complete(path, FLUX_2_TRANSFORMER):
+        sizes = Flux2Shape.of(shapes)
+    yield from other_model_problems(path, sizes, config)
+    yield from config.compile.beyond({DOUBLE: sizes.double_blocks, SINGLE: sizes.single_blocks})
 
 
 def without_encoder(config: Any) -> Iterator[Problem]:
@@ -149,6 +141,7 @@ READ_VAE = partial(statistics_vae.load_statistics_vae, VAE)
 FLUX_2_CHECKPOINT = Checkpoint(
     PART_FILES_OF_FLUX_2,
     find_flux_2_problems,
+    part_widths("txt_in.weight", "img_in.weight", autoencoder.VAE_MARKER, text_encoder.TAPS),
     flux_2_shapes,
     FLUX_2_DENOISER.open,
     {"vae": READ_VAE, "text_encoder": partial(language_model.load_qwen3, skipped=text_encoder.skipped)},

@@ -12,6 +12,7 @@ from library.families.facts import (
     ImportedModel,
     Shapes,
     has_tensor,
+    hub_files,
 )
 
 FLUX_2_TRANSFORMER = "a FLUX.2 transformer"
@@ -20,7 +21,7 @@ MODULATION_MARKS = ("double_stream_modulation_img.lin.weight", "double_stream_mo
 # Of a double block; single blocks of other models have such an MLP, too.
 GATED = re.compile(r"_mlp\.0\.weight$|(^|\.)transformer_blocks\.\d+\.ff(_context)?\.linear_in\.weight$")
 MODEL_OPTION = "pretrained_model_name_or_path"
-DEV_PARTS = "Comfy-Org/flux2-dev"
+FLUX_2_VAE = ("split_files/vae/flux2-vae", 336_000_000)  # its place in a repository, and its size
 
 
 def recognise_flux_2(shapes: Shapes) -> str:
@@ -46,12 +47,10 @@ EMBEDDING_SHAPES = ((151936, 2560), (151936, 4096), (131072, 5120))  # Qwen3 4B 
 def flux_2_hub_model(size: str, length: int, encoder: tuple[str, int]) -> HubModel:
     """Return a base klein of Black Forest Labs, with text encoder and VAE from ComfyUI's repository."""
     name, repository, (words, of_words) = f"klein-base-{size}", f"Comfy-Org/flux2-klein-{size}", encoder
-    files = (
-        HubFile(MODEL_OPTION, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length),
-        HubFile("text_encoder", repository, f"split_files/text_encoders/{words}.safetensors", of_words),
-        HubFile("vae", repository, "split_files/vae/flux2-vae.safetensors", 336_000_000),
-    )
-    return HubModel(f"FLUX.2 klein base {size}", files, {"model_version": name.lower()})
+    denoiser = HubFile(MODEL_OPTION, f"black-forest-labs/FLUX.2-{name}", f"flux-2-{name.lower()}.safetensors", length)
+    text_encoder = (f"split_files/text_encoders/{words}", of_words)
+    parts = hub_files(repository, text_encoder=text_encoder, vae=FLUX_2_VAE)
+    return HubModel(f"FLUX.2 klein base {size}", (denoiser, *parts), {"model_version": name.lower()})
 
 
 FACTS = FamilyFacts(
@@ -103,13 +102,11 @@ FACTS = FamilyFacts(
             "FLUX.2 dev",
             (
                 HubFile(MODEL_OPTION, "black-forest-labs/FLUX.2-dev", "flux2-dev.safetensors", 64_446_000_000),
-                HubFile(
-                    "text_encoder",
-                    DEV_PARTS,
-                    "split_files/text_encoders/mistral_3_small_flux2_fp8.safetensors",
-                    18_030_000_000,
+                *hub_files(
+                    "Comfy-Org/flux2-dev",
+                    text_encoder=("split_files/text_encoders/mistral_3_small_flux2_fp8", 18_030_000_000),
+                    vae=FLUX_2_VAE,
                 ),
-                HubFile("vae", DEV_PARTS, "split_files/vae/flux2-vae.safetensors", 336_000_000),
             ),
             {"model_version": "dev", "cache_text_encoder_outputs_to_disk": True},
         ),

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from library.config.problems import Problem
 from library.families.base import BlockChain, BlockCost, BlockInputs, Family, LatentCache, ModelComponents, TextCache
-from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes
+from library.families.flux_2.checkpoint import flux_2_checkpoint, transformer_sizes, without_encoder
 from library.families.flux_2.model import DOUBLE, SINGLE, Flux2Positions, Flux2Shape, append_controls
 from library.families.flux_2.options import Flux2Lora, Flux2Train
 from library.families.flux_2.sampler import Flux2Sampler
 from library.families.flux_2.versions import VERSIONS, Flux2Version, model_in_header
 from library.families.shared import packing, statistics_vae
 from library.families.shared.assistants import idle_assistant, lacks_assistant
-from library.families.shared.one_encoder import OneEncoderFamily
+from library.families.shared.one_encoder import ENCODER, OneEncoderFamily
 from library.objectives.base import NoisedBatch
 
 
@@ -93,6 +93,12 @@ class Flux2Family(OneEncoderFamily):
             )
 
     # ---- files
+
+    def file_problems(self) -> Iterator[Problem]:
+        """Yield problems of the files, and before them what needs a text encoder where none is named."""
+        if ENCODER not in self.checkpoint.files.parts:
+            yield from without_encoder(self.config)
+        yield from super().file_problems()
 
     def load(self, dtype: torch.dtype, frozen: torch.dtype | None = None, deferring: bool = False) -> ModelComponents:
         """Load like OneEncoderFamily, but the VAE in vae_dtype; remember the transformer's sizes."""

@@ -25,7 +25,7 @@ from library.families.shared.double_stream import (
     SingleStreamBlock,
     count_stream_blocks,
 )
-from library.families.shared.transformer import TIME_CHANNELS, sinusoids
+from library.families.shared.transformer import TIME_CHANNELS, equal_axes, sinusoids
 
 DOUBLE, SINGLE = DoubleStreamBlock.__name__, SingleStreamBlock.__name__
 ROPE_THETA = 2000.0
@@ -96,9 +96,7 @@ class Flux2Shape:
     @property
     def axes(self) -> tuple[int, ...]:
         """The share of a head's width that each axis of a position gets: (image, row, column, word)."""
-        if self.head % 8:
-            raise ValueError(f"a head of width {self.head} cannot be shared by four axes; it must be a multiple of 8")
-        return (self.head // 4,) * 4
+        return equal_axes(self.head)
 
 
 class Flux2(PositionTables, nn.Module):

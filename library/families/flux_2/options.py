@@ -1,18 +1,15 @@
 """The options of FLUX.2."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.names import RETIRED_BESIDE_REFERENCES
-from library.config.problems import Problem
-from library.config.run_config import ControlUse, Rule, RunConfig
+from library.config.run_config import ControlUse, Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, LayerPreset, NetworkLayer, TransformerArgs, indices
+from library.families.shared.network_args import LayerPreset, TransformerArgs
 
 MAX_REFERENCES = 8  # maximum reference images per item; more exceed any known training length
 
@@ -91,9 +88,7 @@ class Flux2Memory(sections.Memory):
 class Flux2Compile(sections.Compile):
     """How the blocks of FLUX.2 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
-    )
+    kinds: ClassVar[Mapping[str, str]] = {"double": "DoubleStreamBlock", "single": "SingleStreamBlock"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,17 +160,6 @@ class Flux2Args(TransformerArgs):
     )
     block_arguments: ClassVar[tuple[str, ...]] = ("train_double_block_indices", "train_single_block_indices")
 
+    block_lists: ClassVar[tuple[str, ...]] = ("double_blocks", "single_blocks")
     train_double_block_indices: str = opt("all", 'double blocks that carry adapters: "all", "none" or "0-3,5"')
     train_single_block_indices: str = opt("all", 'single blocks that carry adapters: "all", "none" or "0-3,5"')
-
-    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
-
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank and alpha: by patterns of names, then by the chosen blocks."""
-        layer_rank = self.rank_by_name(layer)
-        if layer_rank is None:
-            block = re.search(r"(double|single)_blocks_(\d+)_", layer.name)
-            chosen = indices(getattr(self, f"train_{block[1]}_block_indices")) if block else None
-            layer_rank = 0 if block and chosen is not None and int(block[2]) not in chosen else rank
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER

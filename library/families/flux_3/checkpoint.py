@@ -49,17 +49,12 @@ FLUX_3_DENOISER = DoubleStreamFile(
 )
 
 
-def find_flux_3_problems(config: Any) -> Iterator[Problem]:
-    """Yield problems of the three parts, from their headers, each with its option and the fix."""
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        with complete(path, recognise_flux_3(shapes) or FLUX_3_TRANSFORMER):
-            sizes = Flux3Shape.of(shapes)
-        blocks = dict.fromkeys((OF_IMAGE, OF_REFERENCES, OF_TEXT), sizes.mode_blocks)
-        yield from config.compile.beyond(blocks | {JOINT: sizes.joint_blocks})
-
-    widths = part_widths("txt_in.weight", "emb_in.image.weight", autoencoder.VAE_MARKER, text_encoder.TAPS)
-    yield from FLUX_3_FILES.fitting(config, flux_3_shapes, of_denoiser, widths)
+def find_flux_3_problems(config: Any, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    """Yield problems of a transformer beside this config. Raises ConfigError if its sizes cannot be read."""
+    with complete(path, recognise_flux_3(shapes) or FLUX_3_TRANSFORMER):
+        sizes = Flux3Shape.of(shapes)
+    blocks = dict.fromkeys((OF_IMAGE, OF_REFERENCES, OF_TEXT), sizes.mode_blocks)
+    yield from config.compile.beyond(blocks | {JOINT: sizes.joint_blocks})
 
 
 flux_3_shapes = plain_shapes_of(
@@ -70,6 +65,7 @@ flux_3_shapes = plain_shapes_of(
 FLUX_3_CHECKPOINT = Checkpoint(
     FLUX_3_FILES,
     find_flux_3_problems,
+    part_widths("txt_in.weight", "emb_in.image.weight", autoencoder.VAE_MARKER, text_encoder.TAPS),
     flux_3_shapes,
     FLUX_3_DENOISER.open,
     {

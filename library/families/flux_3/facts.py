@@ -2,7 +2,7 @@
 
 import re
 
-from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, ImportedModel, Shapes
+from library.families.facts import AdapterModule, BlockGroup, FamilyFacts, ImportedModel, Shapes, is_qwen3_vl
 
 FLUX_3_TRANSFORMER = "a FLUX.3 transformer"
 DISTILLED = "a distilled FLUX.3 transformer"
@@ -14,7 +14,6 @@ FLUX_3_MARKS = re.compile(
     r"|(^|\.)single_transformer_blocks\.\d+\.(ff\.linear_|attn\.to_out\.0\.)"
 )
 DISTILLED_MARKS = re.compile(r"(^|\.)(ref_time_in|target_timestep_embedder)\.")
-EMBEDDING_SHAPE = (151936, 2560)  # of Qwen3-VL-4B
 
 
 def recognise_flux_3(shapes: Shapes) -> str:
@@ -24,11 +23,6 @@ def recognise_flux_3(shapes: Shapes) -> str:
     if not any(map(FLUX_3_MARKS.search, shapes)):
         return ""
     return DISTILLED if any(map(DISTILLED_MARKS.search, shapes)) else FLUX_3_TRANSFORMER
-
-
-def is_qwen3_vl_4b(shapes: Shapes) -> bool:
-    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
-    return tuple(embedding) == EMBEDDING_SHAPE and any("visual.deepstack_merger_list." in name for name in shapes)
 
 
 def is_vae_with_statistics(shapes: Shapes) -> bool:
@@ -69,5 +63,5 @@ FACTS = FamilyFacts(
     has_sd_scripts_defaults=False,
     hub_folder="black-forest-labs/flux-3-image-klein-base",
     prompt_images={"control_image_path": {"vae_dtype": ("float32", "bfloat16")}},
-    part_options={"text_encoder": is_qwen3_vl_4b, "vae": is_vae_with_statistics},
+    part_options={"text_encoder": is_qwen3_vl(2560), "vae": is_vae_with_statistics},
 )

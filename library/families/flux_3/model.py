@@ -20,6 +20,7 @@ from library.families.shared.packing import image_positions
 from library.families.shared.transformer import (
     TIME_CHANNELS,
     DenoiserWithTables,
+    equal_axes,
     finite,
     modulated,
     projections,
@@ -77,9 +78,7 @@ class Flux3Shape:
     @property
     def axes(self) -> tuple[int, ...]:
         """The share of a head's width that each axis of a position gets: (time, row, column, word)."""
-        if self.head % 8:
-            raise ValueError(f"a head of width {self.head} cannot be shared by four axes; it must be a multiple of 8")
-        return (self.head // 4,) * 4
+        return equal_axes(self.head)
 
 
 class Flux3Layers(nn.Module):

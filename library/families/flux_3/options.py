@@ -1,25 +1,15 @@
 """The options of FLUX 3."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.names import RETIRED_BESIDE_REFERENCES
-from library.config.problems import Problem
-from library.config.run_config import ControlUse, Rule, RunConfig
+from library.config.run_config import ControlUse, Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import (
-    NO_ADAPTER,
-    LayerPreset,
-    NetworkLayer,
-    TransformerArgs,
-    indices,
-    usual_layers,
-)
+from library.families.shared.network_args import LayerPreset, TransformerArgs, usual_layers
 
 MAX_REFERENCES = 10  # as many as the model is published for
 
@@ -72,13 +62,11 @@ class Flux3Memory(sections.Memory):
 class Flux3Compile(sections.Compile):
     """How the blocks of FLUX.3 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "image": "Flux3ImageBlock",
-            "text": "Flux3TextBlock",
-            "single": "MMSingleStreamBlock",
-        }
-    )
+    kinds: ClassVar[Mapping[str, str]] = {
+        "image": "Flux3ImageBlock",
+        "text": "Flux3TextBlock",
+        "single": "MMSingleStreamBlock",
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +136,7 @@ class Flux3Args(TransformerArgs):
         "train_joint_block_indices",
     )
 
+    block_lists: ClassVar[tuple[str, ...]] = ("content_mode_blocks.image", "txt_mode_blocks", "single_blocks")
     train_image_block_indices: str = opt("all", 'image blocks that carry adapters: "all", "none" or "0-3"')
     train_text_block_indices: str = opt("all", 'text blocks that carry adapters: "all", "none" or "0-3"')
     train_joint_block_indices: str = opt("all", 'joint blocks that carry adapters: "all", "none" or "0-3,5"')
@@ -157,23 +146,8 @@ class Flux3Args(TransformerArgs):
         label="Train the reference blocks",
     )
 
-    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
-
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank and alpha: by patterns of names, then by the chosen blocks, and by the switch of those
-        of reference images, which learn nothing without such images.
-        """
-        layer_rank = self.rank_by_name(layer)
-        if layer_rank is None:
-            layer_rank = rank if self.is_chosen(layer.path) else 0
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
-
     def is_chosen(self, path: str) -> bool:
-        """Return whether a layer of a block has an adapter unless a pattern decides."""
+        """Layers of the blocks for reference images learn nothing without such images."""
         if ".image_cond." in path:
             return self.train_reference_blocks or self.is_included(path)
-        lists = {"content_mode_blocks.image": "image", "txt_mode_blocks": "text", "single_blocks": "joint"}
-        block = re.match(r"(.+?)\.(\d+)\.", path)
-        chosen = indices(getattr(self, f"train_{lists[block[1]]}_block_indices")) if block else None
-        return chosen is None or (block is not None and int(block[2]) in chosen)
+        return self.in_chosen_block(path)

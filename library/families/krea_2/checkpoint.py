@@ -46,19 +46,9 @@ TEXT = qwen3_vl.TappedText(
 )
 
 
-def find_krea_2_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield problems of the three parts, from their headers, each with its option and the fix."""
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from turbo.find_unnamed_turbo(path, config, "raw", is_krea_2_turbo(path))
-        yield from config.compile.beyond(count_krea_2_blocks(shapes))
-
-    yield from KREA_2_FILES.fitting(
-        config,
-        krea_2_shapes,
-        of_denoiser,
-        part_widths("txtmlp.1.weight", "first.weight", qwen_vae_names.DIFFUSERS_MARK),
-    )
+def find_krea_2_problems(config: RunConfig, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    yield from turbo.find_unnamed_turbo(path, config, "raw", is_krea_2_turbo(path))
+    yield from config.compile.beyond(count_krea_2_blocks(shapes))
 
 
 def is_krea_2_turbo(path: Path) -> bool:
@@ -72,6 +62,7 @@ def is_krea_2_turbo(path: Path) -> bool:
 KREA_2_CHECKPOINT = Checkpoint(
     KREA_2_FILES,
     find_krea_2_problems,
+    part_widths("txtmlp.1.weight", "first.weight", qwen_vae_names.DIFFUSERS_MARK),
     krea_2_shapes,
     KREA_2_DENOISER.open,
     {"vae": qwen_vae.load_qwen_vae, "text_encoder": qwen3_vl.reader(TEXT)},

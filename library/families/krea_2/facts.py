@@ -7,11 +7,12 @@ from library.families.facts import (
     BlockGroup,
     FamilyFacts,
     FewStepLora,
-    HubFile,
     HubLora,
     HubModel,
     ImportedModel,
     Shapes,
+    hub_files,
+    is_qwen3_vl,
 )
 
 KREA_2_TRANSFORMER = "a Krea 2 transformer"
@@ -30,19 +31,13 @@ def recognise_krea_2(shapes: Shapes) -> str:
 
 def krea_2_hub_model(title: str, version: str) -> HubModel:
     """Return a transformer of ComfyUI's repository, with the parts that both need."""
-    places = {
-        "pretrained_model_name_or_path": (f"diffusion_models/krea2_{version}_bf16", 26_300_000_000),
-        "text_encoder": ("text_encoders/qwen3vl_4b_bf16", 8_880_000_000),
-        "vae": ("vae/qwen_image_vae", 253_806_246),
-    }
-    files = tuple(HubFile(option, REPOSITORY, f"{place}.safetensors", size) for option, (place, size) in places.items())
+    files = hub_files(
+        REPOSITORY,
+        pretrained_model_name_or_path=(f"diffusion_models/krea2_{version}_bf16", 26_300_000_000),
+        text_encoder=("text_encoders/qwen3vl_4b_bf16", 8_880_000_000),
+        vae=("vae/qwen_image_vae", 253_806_246),
+    )
     return HubModel(title, files, {"model_version": version})
-
-
-def is_text_encoder(shapes: Shapes) -> bool:
-    """Return whether these are the shapes of Qwen3-VL-4B: Qwen3-4B with a vision encoder."""
-    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
-    return tuple(embedding) == (151936, 2560) and any("visual.deepstack_merger_list." in name for name in shapes)
 
 
 def is_vae(shapes: Shapes) -> bool:
@@ -93,5 +88,5 @@ FACTS = FamilyFacts(
         r"(^|[-_])raw([-_.]|$)": {"model_version": "raw"},
     },
     hub_models=(krea_2_hub_model("Krea 2 Raw", "raw"), krea_2_hub_model("Krea 2 Turbo", "turbo")),
-    part_options={"text_encoder": is_text_encoder, "vae": is_vae},
+    part_options={"text_encoder": is_qwen3_vl(2560), "vae": is_vae},
 )

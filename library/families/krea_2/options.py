@@ -1,23 +1,14 @@
 """The options of Krea 2."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import (
-    NO_ADAPTER,
-    BlockArgs,
-    LayerPreset,
-    NetworkLayer,
-    patterns,
-    usual_layers,
-)
+from library.families.shared.network_args import BlockArgs, LayerPreset, NetworkLayer, usual_layers
 
 SHIFT_LINE = ((256, 0.5), (6400, 1.15))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -74,9 +65,11 @@ class Krea2Memory(sections.Memory):
 class Krea2Compile(sections.Compile):
     """How the blocks of Krea 2 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"layerwise": "Krea2LayerwiseBlock", "refiner": "Krea2RefinerBlock", "block": "SingleDiTBlock"}
-    )
+    kinds: ClassVar[Mapping[str, str]] = {
+        "layerwise": "Krea2LayerwiseBlock",
+        "refiner": "Krea2RefinerBlock",
+        "block": "SingleDiTBlock",
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +118,7 @@ class Krea2Args(BlockArgs):
     """`networks.lora_krea2`."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers("_mlp_=0")
+    block_lists: ClassVar[tuple[str, ...]] = ("blocks",)
     train_text_fusion: bool = opt(
         False,
         "adapters on the blocks that combine the text encoder's layers before they meet the image",
@@ -136,18 +130,16 @@ class Krea2Args(BlockArgs):
         label="Train the embedders",
     )
 
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank and alpha: by patterns of names, then by blocks, and by the switches of layers outside
-        of blocks and of the text fusion.
-        """
-        included = self.is_included(layer.path)
-        if not layer.inside:
-            wanted = layer.part == "denoiser" and (self.train_embedders or included)
-            chosen = wanted and not self.is_excluded(layer.path)
-            named = (r for pattern, r in patterns(self.network_reg_dims, int) if self.fits(pattern, layer.name, ""))
-            layer_rank = next(named, rank) if chosen else 0
-        else:
-            layer_rank = self.rank_in_block(layer, re.match(r"blocks\.(\d+)\.", layer.path))
-            if layer_rank is None:
-                layer_rank = rank if self.train_text_fusion or included or layer.path.startswith("blocks.") else 0
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+    def layer_rank(self, layer: NetworkLayer, rank: int) -> int:
+        """Return the rank of a layer: outside of blocks by patterns of names and train_embedders."""
+        if layer.inside:
+            return BlockArgs.layer_rank(self, layer, rank)
+        is_wanted = layer.part == "denoiser" and (self.train_embedders or self.is_included(layer.path))
+        if not is_wanted or self.is_excluded(layer.path):
+            return 0
+        named = self.named_rank(layer)
+        return rank if named is None else named
+
+    def is_chosen(self, path: str) -> bool:
+        is_trained = self.train_text_fusion or self.is_included(path) or path.startswith("blocks.")
+        return is_trained and self.in_chosen_block(path)

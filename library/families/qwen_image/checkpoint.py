@@ -1,7 +1,7 @@
 """Qwen-Image's files: locate, validate and read each of the three parts."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from library.families.shared import expected_tensors, qwen_vae, qwen_vae_names, 
 from library.families.shared.denoiser_file import DenoiserFile
 from library.families.shared.one_encoder import Checkpoint, part_widths
 from library.families.shared.part_files import (
-    Entries,
     Part,
     PartFiles,
     complete,
@@ -85,7 +84,8 @@ def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     )
     return Checkpoint(
         files,
-        functools.partial(find_qwen_problems, files, plain_shapes),
+        find_qwen_problems,
+        part_widths("txt_in.weight", "img_in.weight", qwen_vae_names.DIFFUSERS_MARK),
         plain_shapes,
         denoiser.open,
         {"vae": qwen_vae.load_qwen_vae, "text_encoder": functools.partial(load_qwen_encoder, seeing)},
@@ -97,21 +97,9 @@ def qwen_checkpoint(variant: QwenVariant) -> Checkpoint:
     )
 
 
-def find_qwen_problems(
-    files: PartFiles, plain_shapes: Callable[[Entries, str], Shapes], config: RunConfig
-) -> Iterator[Problem]:
-    """Yield problems of the three parts, from their headers, each with its option and the fix."""
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from other_version_problems(path, config)
-        yield from config.compile.beyond({"QwenImageTransformerBlock": count_list_blocks(shapes, BLOCK_LIST)})
-
-    yield from files.fitting(
-        config,
-        plain_shapes,
-        of_denoiser,
-        part_widths("txt_in.weight", "img_in.weight", qwen_vae_names.DIFFUSERS_MARK),
-    )
+def find_qwen_problems(config: RunConfig, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    yield from other_version_problems(path, config)
+    yield from config.compile.beyond({"QwenImageTransformerBlock": count_list_blocks(shapes, BLOCK_LIST)})
 
 
 def other_version_problems(path: Path, config: Any) -> Iterator[Problem]:

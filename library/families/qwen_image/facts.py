@@ -7,10 +7,10 @@ from library.families.facts import (
     BlockGroup,
     FamilyFacts,
     FewStepLora,
-    HubFile,
     HubModel,
     ImportedModel,
     Shapes,
+    hub_files,
 )
 from library.families.qwen_image.variants import EDIT_2511, EDITS, QWEN_VARIANTS, TRANSFORMER
 
@@ -54,21 +54,16 @@ def options_of(version: str) -> dict[str, str | bool]:
 
 def qwen_hub_model(title: str, name: str, version: str = "") -> HubModel:
     """Return a transformer of a repository, with the parts that all of them share."""
-    repository = f"Comfy-Org/Qwen-Image{'-Edit' if version else ''}_ComfyUI"
-    places = {
-        "pretrained_model_name_or_path": (f"diffusion_models/{name}", 40_861_031_488),
-        "text_encoder": ("text_encoders/qwen_2.5_vl_7b", 16_584_415_576),
-        "vae": ("vae/qwen_image_vae", 253_806_246),
-    }
-    parts = "Comfy-Org/Qwen-Image_ComfyUI"
-    return HubModel(
-        title,
-        tuple(
-            HubFile(option, parts if number else repository, f"split_files/{place}.safetensors", size)
-            for number, (option, (place, size)) in enumerate(places.items())
-        ),
-        options_of(version),
+    denoiser = hub_files(
+        f"Comfy-Org/Qwen-Image{'-Edit' if version else ''}_ComfyUI",
+        pretrained_model_name_or_path=(f"split_files/diffusion_models/{name}", 40_861_031_488),
     )
+    parts = hub_files(
+        "Comfy-Org/Qwen-Image_ComfyUI",
+        text_encoder=("split_files/text_encoders/qwen_2.5_vl_7b", 16_584_415_576),
+        vae=("split_files/vae/qwen_image_vae", 253_806_246),
+    )
+    return HubModel(title, (*denoiser, *parts), options_of(version))
 
 
 FACTS = FamilyFacts(

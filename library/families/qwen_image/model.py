@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.families.shared.packing import centred_positions
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
-    TIME_CHANNELS,
     DenoiserWithTables,
-    TimestepEmbedding,
+    TimeTextEmbed,
     WeightedRMSNorm,
     finite,
     from_condition,
@@ -28,7 +28,6 @@ from library.families.shared.transformer import (
     rope_axes,
     rotate_pairs,
     sdpa,
-    sinusoids,
 )
 
 Size = tuple[int, int]  # height and width in tokens
@@ -168,18 +167,6 @@ class QwenImageTransformerBlock(nn.Module):
         return finite(img), finite(txt)
 
 
-class TimeTextEmbed(nn.Module):
-    """The conditioning vector, of the timestep only, despite its name in files."""
-
-    def __init__(self, hidden: int):
-        super().__init__()
-        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, hidden, hidden)
-
-    def forward(self, timesteps: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B] in 0..1 -> [B, C] in the dtype of the layers."""
-        return self.timestep_embedder(sinusoids(timesteps).to(dtype))
-
-
 class LastNorm(nn.Module):
     """The conditioned norm before the projection; here the scale comes before the shift."""
 
@@ -200,7 +187,7 @@ class QwenImage(DenoiserWithTables):
         super().__init__()
         self.sizes = sizes
         self.axes = sizes.axes
-        self.time_text_embed = TimeTextEmbed(sizes.hidden)
+        self.time_text_embed = TimeTextEmbed(sizes.hidden, bias=True)
         self.txt_norm = WeightedRMSNorm(sizes.text_channels)
         self.img_in = nn.Linear(sizes.in_channels, sizes.hidden)
         self.txt_in = nn.Linear(sizes.text_channels, sizes.hidden)
@@ -248,10 +235,5 @@ def rope_table(sizes: Sequence[Size], length: int, device: torch.device, axes: t
     """
     text = torch.arange(length, device=device) + max(side // 2 for size in sizes for side in size)
     ids = [text[:, None].expand(-1, 3).float()]
-    for number, (height, width) in enumerate(sizes):
-        rows = torch.arange(height, device=device) - (height - height // 2)
-        columns = torch.arange(width, device=device) - (width - width // 2)
-        frame = torch.full((height, width), number, device=device)
-        image = torch.stack([frame, *torch.meshgrid(rows, columns, indexing="ij")], dim=-1)
-        ids.append(image.flatten(0, 1).float())
+    ids += [centred_positions(number, size, device) for number, size in enumerate(sizes)]
     return rope(torch.cat(ids), axes)

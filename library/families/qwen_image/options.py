@@ -1,9 +1,7 @@
 """The options of Qwen-Image."""
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
@@ -15,7 +13,7 @@ from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt, section_options
 from library.config.values import Option
 from library.families.qwen_image.variants import EDITS, QWEN_VARIANTS, QwenVariant
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
+from library.families.shared.network_args import BlockArgs, LayerPreset, usual_layers
 
 SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 
@@ -152,7 +150,7 @@ class QwenMemory(sections.ModulatedMemory):
 class QwenCompile(sections.Compile):
     """How the blocks of Qwen-Image are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "QwenImageTransformerBlock"})
+    kinds: ClassVar[Mapping[str, str]] = {"block": "QwenImageTransformerBlock"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,15 +217,12 @@ class QwenArgs(BlockArgs):
             {"network_reg_dims": "_(txt_mlp|add_[kqv]_proj|to_add_out)=0"},
         ),
     )
+    block_lists: ClassVar[tuple[str, ...]] = ("transformer_blocks",)
     train_modulation: bool = opt(
         False,
         "adapters on the modulation as well, as files of musubi-tuner have them",
         label="Modulation learns as well",
     )
 
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank and alpha: by patterns of names, then by blocks and the switch of the modulation."""
-        layer_rank = self.rank_in_block(layer, re.search(r"_blocks_(\d+)_", layer.name))
-        if layer_rank is None:
-            layer_rank = 0 if "_mod_" in layer.name and not self.train_modulation else rank
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+    def is_chosen(self, path: str) -> bool:
+        return (self.train_modulation or "_mod." not in path) and self.in_chosen_block(path)

@@ -6,7 +6,7 @@ each token, which diffusers does not pass; here they are counted as in the model
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from library.families.shared import random_networks
-from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, Size, cut_pixels, scaled_size
-from library.families.shared.language_model import DEFAULT_THETA, HEAD_WIDTH
+from library.families.shared import language_model, random_networks
+from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, SeeingModel, Size, cut_pixels, scaled_size
+from library.families.shared.language_model import DEFAULT_THETA
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.weights import assign
 
@@ -52,72 +52,33 @@ def cut_into_patches(image: Image.Image, area: int) -> ImagePatches:
     return cut_pixels(colours, PATCH)
 
 
-class VisionLanguageModel(nn.Module):
-    """Qwen2.5-VL without its last layer: the vision encoder and the language model."""
-
-    def __init__(self, language: Any, visual: Any):
-        super().__init__()
-        self.language, self.visual = language, visual
-
-    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ImagePatches]) -> Tensor:
-        """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
-        states = self.language.embed_tokens(ids)
-        if images:
-            device = ids.device
-            grid = torch.tensor([(1, image.rows, image.columns) for image in images], device=device)
-            patches = torch.cat([image.patches for image in images]).to(device, states.dtype)
-            image_states = self.visual(patches, grid_thw=grid).pooler_output
-            states = states.masked_scatter((ids == picture)[..., None], image_states.to(states.dtype))
-        return self.language(inputs_embeds=states, position_ids=places).last_hidden_state
-
-
-def build_vision_model(tensors: Mapping[str, Tensor]) -> VisionLanguageModel:
+def build_vision_model(tensors: Mapping[str, Tensor]) -> SeeingModel:
     """Return the model with the sizes of its tensors by plain name, which are not copied. Raises KeyError naming the
     first missing one.
     """
-    model = empty_vision_model(**sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
-    language = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION)}
-    visual = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
-    assign(model.language, language)
-    assign(model.visual, visual)
+    model = empty_vision_model(*sizes_from_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}))
+    assign(model.language, tensors)
+    assign(model.visual, {name.removeprefix(VISION): tensors[name] for name in tensors if name.startswith(VISION)})
     return model
 
 
-def language_sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the sizes of the language model from shapes by plain name. Raises KeyError naming a missing one."""
-    words, hidden = shapes["embed_tokens.weight"]
-    return {
-        "words": words,
-        "hidden": hidden,
-        "mlp": shapes["layers.0.mlp.gate_proj.weight"][0],
-        "layers": count_list_blocks(shapes, "layers"),
-        "groups": shapes["layers.0.self_attn.k_proj.weight"][0] // HEAD_WIDTH,
+def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the settings of the language model and of the vision encoder, from shapes by plain name. Raises KeyError
+    naming a missing one.
+    """
+    return language_model.settings_of(shapes), {
+        "depth": count_list_blocks(shapes, f"{VISION}blocks"),
+        "hidden_size": shapes[VISION_MARK][0],
+        "intermediate_size": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
     }
 
 
-def sizes_from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the arguments of `empty_vision_model` from shapes by plain name. Raises KeyError naming a missing one."""
-    return {
-        **language_sizes(shapes),
-        "vision": shapes[VISION_MARK][0],
-        "vision_mlp": shapes[f"{VISION}blocks.0.mlp.gate_proj.weight"][0],
-        "vision_layers": count_list_blocks(shapes, f"{VISION}blocks"),
-    }
-
-
-def empty_vision_model(  # noqa: PLR0913 - all sizes that a file determines
-    words: int, hidden: int, mlp: int, layers: int, groups: int, vision: int, vision_mlp: int, vision_layers: int
-) -> VisionLanguageModel:
+def empty_vision_model(language: Mapping[str, int], vision: Mapping[str, int]) -> SeeingModel:
     """Build a model on the meta device. Every eighth layer of the vision encoder has full attention."""
     modeling: Any = importlib.import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
     rope = {"rope_type": "default", "rope_theta": DEFAULT_THETA, "mrope_section": ROPE_SECTIONS}
     text = modeling.Qwen2_5_VLTextConfig(
-        vocab_size=words,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD_WIDTH,
-        num_key_value_heads=groups,
+        **language,
         max_position_embeddings=128000,
         rms_norm_eps=1e-6,
         rope_parameters=rope,
@@ -126,22 +87,18 @@ def empty_vision_model(  # noqa: PLR0913 - all sizes that a file determines
         eos_token_id=None,
     )
     eyes = modeling.Qwen2_5_VLVisionConfig(
-        depth=vision_layers,
-        hidden_size=vision,
-        intermediate_size=vision_mlp,
-        out_hidden_size=hidden,
-        num_heads=max(vision // VISION_HEAD, 1),
-        fullatt_block_indexes=list(range(7, vision_layers, 8)),
+        **vision,
+        out_hidden_size=language["hidden_size"],
+        num_heads=max(vision["hidden_size"] // VISION_HEAD, 1),
+        fullatt_block_indexes=list(range(7, vision["depth"], 8)),
         patch_size=PATCH,
         spatial_merge_size=MERGED,
         temporal_patch_size=FRAMES,
     )
 
     def make() -> nn.Module:
-        return VisionLanguageModel(
-            modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes)
-        )
+        return SeeingModel(modeling.Qwen2_5_VLTextModel(text), modeling.Qwen2_5_VisionTransformerPretrainedModel(eyes))
 
     module = random_networks.build_on_meta(make)
-    assert isinstance(module, VisionLanguageModel)
+    assert isinstance(module, SeeingModel)
     return module

@@ -17,23 +17,20 @@ from library.families.qwen_image.model import QwenImage, QwenShape
 from library.families.shared import diffusers_layers, random_networks, random_tokenizers
 from library.families.shared.diffusers_layers import LayerSizes
 from library.families.shared.random_networks import DemoTables, InputShapes, RandomNetworks
-from library.families.shared.random_sizes import FULL_QWEN_VAE, QwenVaeSizes
+from library.families.shared.random_sizes import FULL_QWEN_VAE, LanguageModelSizes, QwenVaeSizes
 from library.families.shared.tensor_names import count_list_blocks
 
 VOCABULARY = 152064  # size of the published vocabulary, with spare rows
 
 
 @dataclass(frozen=True)
-class QwenSizes(QwenVaeSizes):
+class QwenSizes(LanguageModelSizes, QwenVaeSizes):
     """Widths and depths. Widths of the text encoder are multiples of 128 (heads)."""
 
     hidden: int = 64
     head: int = 32
     blocks: int = 3
     text: int = 128
-    text_layers: int = 2
-    text_mlp: int = 128
-    text_groups: int = 1
     resolutions: tuple[int, ...] = (64, 128)
     vision: int = 0  # width of the vision encoder, a multiple of 80 (heads); 0: none
     vision_mlp: int = 96
@@ -49,6 +46,7 @@ FULL = QwenSizes(
     text=3584,
     text_layers=28,
     text_mlp=18944,
+    text_heads=28,
     text_groups=4,
     resolutions=(512, 1024, 1328),
     **FULL_QWEN_VAE,
@@ -89,10 +87,11 @@ def make_networks(sizes: QwenSizes = TINY, words: int = VOCABULARY) -> RandomNet
 
 
 def _text_encoder(sizes: QwenSizes, words: int) -> nn.Module:
-    language = (words, sizes.text, sizes.text_mlp, sizes.text_layers, sizes.text_groups)
+    language = sizes.text_settings(words)
     if not sizes.vision:
-        return text_encoder.empty_qwen_encoder(*language)
-    return pictures.empty_vision_model(*language, sizes.vision, sizes.vision_mlp, sizes.vision_layers)
+        return text_encoder.empty_qwen_encoder(language)
+    vision = {"depth": sizes.vision_layers, "hidden_size": sizes.vision, "intermediate_size": sizes.vision_mlp}
+    return pictures.empty_vision_model(language, vision)
 
 
 def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
@@ -100,15 +99,8 @@ def input_shapes(family: QwenFamily, denoiser: QwenImage) -> InputShapes:
     sizes, variant = denoiser.sizes, family.variant
     width, height = pictures.seen_size((1024, 1024), variant.condition_area or 1)
     num_references = variant.control_images.least
-    length = (
-        3 * text_encoder.LENGTH_MULTIPLE
-        + num_references
-        * width
-        * height
-        // pictures.TOKEN**2
-        // text_encoder.LENGTH_MULTIPLE
-        * text_encoder.LENGTH_MULTIPLE
-    )
+    multiple, tokens_of_references = text_encoder.LENGTH_MULTIPLE, num_references * width * height // pictures.TOKEN**2
+    length = (3 + tokens_of_references // multiple) * multiple
     text = {"vl_embed": (length, sizes.text_channels), "vl_mask": (length,)}
     return InputShapes(sizes.in_channels // 4, text, references=num_references)
 

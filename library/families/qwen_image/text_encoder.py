@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from library.families.qwen_image.pictures import VISION, language_sizes
+from library.families.qwen_image.pictures import VISION
 from library.families.shared import language_model
 from library.families.shared.chat_images import ImagePatches, chat_positions
-from library.families.shared.language_model import HEAD_WIDTH
 from library.families.shared.qwen_chat import BEFORE, BEHIND
 from library.families.shared.weights import assign
 
@@ -27,24 +26,13 @@ BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 
 def build_text_encoder(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return the model with the sizes of its tensors (names without prefix), which are not copied."""
-    return assign(
-        empty_qwen_encoder(**language_sizes({name: tuple(tensor.shape) for name, tensor in tensors.items()})), tensors
-    )
+    settings = language_model.settings_of({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    return assign(empty_qwen_encoder(settings), tensors)
 
 
-def empty_qwen_encoder(words: int, hidden: int, mlp: int, layers: int, groups: int) -> nn.Module:
-    """Build a model on the meta device."""
+def empty_qwen_encoder(settings: Mapping[str, Any]) -> nn.Module:
     # For text alone Qwen2.5-VL equals Qwen2, as all three position axes count alike.
-    return language_model.empty_language_model(
-        "Qwen2",
-        vocab_size=words,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD_WIDTH,
-        num_key_value_heads=groups,
-        max_position_embeddings=128000,
-    )
+    return language_model.empty_language_model("Qwen2", max_position_embeddings=128000, **settings)
 
 
 def plain_qwen_names(names: Iterable[str], seeing: bool = False) -> dict[str, str]:

@@ -50,19 +50,9 @@ QWEN_21_DENOISER = DenoiserFile(
 )
 
 
-def find_qwen_21_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield problems of the three parts, from their headers, each with its option and the fix."""
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from turbo.find_unnamed_turbo(path, config, "base", is_called_turbo(path))
-        yield from config.compile.beyond({BLOCK: count_list_blocks(shapes, BLOCK_LIST)})
-
-    yield from QWEN_21_FILES.fitting(
-        config,
-        qwen_21_shapes,
-        of_denoiser,
-        part_widths("txt_in.in_layer.weight", "img_in.weight", qwen_vae_names.DIFFUSERS_MARK, latents=1),
-    )
+def find_qwen_21_problems(config: RunConfig, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    yield from turbo.find_unnamed_turbo(path, config, "base", is_called_turbo(path))
+    yield from config.compile.beyond({BLOCK: count_list_blocks(shapes, BLOCK_LIST)})
 
 
 def is_called_turbo(path: Path) -> bool:
@@ -87,6 +77,7 @@ def qwen_21_shapes(entries: Entries, part: str) -> Shapes:
 QWEN_21_CHECKPOINT = Checkpoint(
     QWEN_21_FILES,
     find_qwen_21_problems,
+    part_widths("txt_in.in_layer.weight", "img_in.weight", qwen_vae_names.DIFFUSERS_MARK, latents=1),
     qwen_21_shapes,
     QWEN_21_DENOISER.open,
     {"vae": vae.load_qwen_21_vae, "text_encoder": text_encoder.load_qwen_21_encoder},

@@ -6,17 +6,17 @@ from library.families.facts import (
     AdapterModule,
     BlockGroup,
     FamilyFacts,
-    HubFile,
     HubLora,
     HubModel,
     ImportedModel,
     Shapes,
+    hub_files,
+    is_qwen3_vl,
 )
 
 QWEN_21_TRANSFORMER, QWEN_21_VAE = "a Qwen-Image-2.1 transformer", "a Qwen-Image-2.1 VAE"
 # The norm of the text, and of any block its gated MLP, in either layout.
 QWEN_21_MARKS = re.compile(r"^txt_in\.text_norm\.|^transformer_blocks\.\d+\.img_mlp\.(gate_up|gate_layer)\.")
-QWEN_21_REPOSITORY = "Comfy-Org/Qwen-Image-2.1"
 CHANNELS = 64  # of the VAE's latents
 
 
@@ -30,12 +30,6 @@ def recognise_qwen_21_part(shapes: Shapes) -> str:
     marks = ("decoder.conv_in.weight", "decoder.conv1.weight")
     kernels = (shape for name, shape in shapes.items() if name.endswith(marks) and len(shape) > 3)
     return QWEN_21_VAE if any(shape[1] == CHANNELS for shape in kernels) else ""
-
-
-def is_qwen3_vl_8b(shapes: Shapes) -> bool:
-    """Return whether these are the shapes of Qwen3-VL-8B: Qwen3-8B with a vision encoder."""
-    embedding = next((shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight")), ())
-    return tuple(embedding) == (151936, 4096) and any("visual.deepstack_merger_list." in name for name in shapes)
 
 
 FACTS = FamilyFacts(
@@ -78,23 +72,17 @@ FACTS = FamilyFacts(
     hub_models=(
         HubModel(
             "Qwen-Image-2.1",
-            (
-                HubFile(
-                    "pretrained_model_name_or_path",
-                    QWEN_21_REPOSITORY,
-                    "diffusion_models/qwen_image_2.1_bf16.safetensors",
-                    14_230_000_000,
-                ),
-                HubFile(
-                    "text_encoder", QWEN_21_REPOSITORY, "text_encoders/qwen3vl_8b_bf16.safetensors", 17_500_000_000
-                ),
-                HubFile("vae", QWEN_21_REPOSITORY, "vae/qwen_image_2.1_vae_bf16.safetensors", 680_000_000),
+            hub_files(
+                "Comfy-Org/Qwen-Image-2.1",
+                pretrained_model_name_or_path=("diffusion_models/qwen_image_2.1_bf16", 14_230_000_000),
+                text_encoder=("text_encoders/qwen3vl_8b_bf16", 17_500_000_000),
+                vae=("vae/qwen_image_2.1_vae_bf16", 680_000_000),
             ),
             {"model_version": "base"},
         ),
     ),
     part_options={
-        "text_encoder": is_qwen3_vl_8b,
+        "text_encoder": is_qwen3_vl(4096),
         "vae": lambda shapes: recognise_qwen_21_part(shapes) == QWEN_21_VAE,
     },
 )

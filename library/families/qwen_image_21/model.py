@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.families.shared.packing import centred_positions
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     EPS,
-    TIME_CHANNELS,
     DenoiserWithTables,
-    TimestepEmbedding,
+    TimeTextEmbed,
     WeightedRMSNorm,
     causal_sdpa,
     finite,
@@ -29,7 +29,6 @@ from library.families.shared.transformer import (
     rope_axes,
     rotate_pairs,
     sdpa,
-    sinusoids,
 )
 
 Size = tuple[int, int]  # height and width in tokens
@@ -187,18 +186,6 @@ class Qwen21TextProjection(nn.Module):
         return self.out_layer(F.gelu(self.in_layer(self.text_norm(txt).to(dtype)), approximate="tanh"))
 
 
-class Qwen21TimeEmbed(nn.Module):
-    """The conditioning vector, of the timestep only, despite its name in files."""
-
-    def __init__(self, hidden: int):
-        super().__init__()
-        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, hidden, hidden, bias=False)
-
-    def forward(self, timesteps: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B] in 0..1 -> [B, C] in the dtype of the layers."""
-        return self.timestep_embedder(sinusoids(timesteps).to(dtype))
-
-
 class Qwen21LastNorm(nn.Module):
     """The norm before the projection, which has a scale and no shift."""
 
@@ -218,7 +205,7 @@ class QwenImage21(DenoiserWithTables):
         super().__init__()
         self.sizes, self.axes = sizes, sizes.axes
         hidden = sizes.hidden
-        self.time_text_embed = Qwen21TimeEmbed(hidden)
+        self.time_text_embed = TimeTextEmbed(hidden, bias=False)
         self.txt_in = Qwen21TextProjection(sizes.text_channels, hidden)
         self.img_in = nn.Linear(sizes.in_channels, hidden, bias=False)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden, 4 * hidden, bias=False))
@@ -295,20 +282,11 @@ class QwenImage21(DenoiserWithTables):
         `begin` [B], not counting their padding.
         """
         device, (first, *_) = begin.device, self.axes
-        table = self._tables.of((*size, -1), device, lambda: rope(grid(0, size, device), self.axes))
+        table = self._tables.of((*size, -1), device, lambda: rope(centred_positions(0, size, device), self.axes))
         frames = rope(begin[:, None].float(), (first,))
         frames = frames[:, :, None, None].expand(-1, -1, 1, table.shape[1], -1)
         places = table[:, None, None, :, first // 2 :].expand(-1, len(begin), -1, -1, -1)
         return torch.cat((frames, places), dim=-1)
-
-
-def grid(frame: int, size: Size, device: torch.device) -> Tensor:
-    """Return positions [h * w, 3] of an image's tokens: rows and columns count from its centre."""
-    height, width = size
-    rows = torch.arange(height, device=device) - (height - height // 2)
-    columns = torch.arange(width, device=device) - (width - width // 2)
-    places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).flatten(0, 1)
-    return torch.cat((torch.full_like(places[:, :1], frame), places), dim=1).float()
 
 
 @dataclass(frozen=True)
@@ -344,7 +322,7 @@ class ConditionLayout:
             parts.append(torch.arange(position, position + lead, device=device)[:, None].expand(-1, 3).float())
             position += lead
             if size:
-                parts.append(grid(position, size, device))
+                parts.append(centred_positions(position, size, device))
                 position += max(size)
         return torch.cat(parts)
 

@@ -1,9 +1,7 @@
 """The options of Qwen-Image-2.1."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
@@ -12,7 +10,7 @@ from library.config.names import RETIRED_BESIDE_REFERENCES
 from library.config.problems import Problem
 from library.config.run_config import ControlUse, Rule, RunConfig
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
+from library.families.shared.network_args import BlockArgs, LayerPreset, usual_layers
 
 SHIFT_LINE = ((256, 0.5), (8192, 0.9))  # image tokens and mu: the shift of a size is e^mu, linear between and beyond
 MAX_REFERENCES = 10  # of an image, as the model was trained
@@ -83,7 +81,7 @@ class Qwen21Memory(sections.Memory):
 class Qwen21Compile(sections.Compile):
     """How the blocks of Qwen-Image-2.1 are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType({"block": "JointTransformerBlock"})
+    kinds: ClassVar[Mapping[str, str]] = {"block": "JointTransformerBlock"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,9 +138,4 @@ class Qwen21Args(BlockArgs):
     """`networks.lora_qwen_image_21`."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers("_mlp_=0")
-
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank and alpha: by patterns of names, then by blocks."""
-        layer_rank = self.rank_in_block(layer, re.search(r"_blocks_(\d+)_", layer.name))
-        layer_rank = rank if layer_rank is None else layer_rank
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+    block_lists: ClassVar[tuple[str, ...]] = ("transformer_blocks",)

@@ -16,7 +16,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from library.families.shared import language_model, qwen3_vl, random_networks, weights
-from library.families.shared.chat_images import FRAMES, MERGED, ImagePatches, chat_positions, cut_pixels
+from library.families.shared.chat_images import (
+    FRAMES,
+    MERGED,
+    ImagePatches,
+    SeeingModel,
+    chat_positions,
+    cut_pixels,
+)
 from library.families.shared.expected_tensors import BOTH, expanded, list_length
 from library.families.shared.part_files import complete
 from library.families.shared.weights import assign
@@ -116,26 +123,6 @@ def encode_with_references(
         words[row, : len(indices)] = states[row, torch.tensor(indices, device=device)]
         mask[row, : len(indices)] = 1
     return words, mask.to(device)
-
-
-class SeeingModel(nn.Module):
-    """Qwen3-VL without its last norm: the vision encoder and the language model."""
-
-    def __init__(self, language: Any, visual: Any):
-        super().__init__()
-        self.language, self.visual = language, visual
-
-    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ImagePatches]) -> Tensor:
-        """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
-        states, more = self.language.embed_tokens(ids), {}
-        if images:
-            device, is_picture = ids.device, ids == picture
-            grid = torch.tensor([(1, image.rows, image.columns) for image in images], device=device)
-            patches = torch.cat([image.patches for image in images]).to(device, states.dtype)
-            seen = self.visual(patches, grid_thw=grid)
-            states = states.masked_scatter(is_picture[..., None], seen.pooler_output.to(states.dtype))
-            more = {"visual_pos_masks": is_picture, "deepstack_visual_embeds": list(seen.deepstack_features)}
-        return self.language(inputs_embeds=states, position_ids=places, **more).last_hidden_state
 
 
 # ---- files

@@ -19,7 +19,7 @@ from library.families.qwen_image_21.vae_names import plain_qwen_21_vae_names, pl
 from library.families.shared import random_networks, vae_memory, weights
 from library.families.shared.part_files import complete
 from library.families.shared.qwen_vae import ImageVAE, latent_statistics
-from library.families.shared.vae_tiles import Activations, Reach, decode_outer, in_tiles
+from library.families.shared.vae_tiles import decode_outer, encode_outer
 from library.families.shared.weights import assign
 from library.imports import without_optional
 
@@ -56,19 +56,7 @@ class Qwen21VAE(ImageVAE):
         """Encode one image [1, 3, H, W] in tiles, with the result of the whole image [1, 16, H / 8, W / 8]."""
         encoder = self.network.encoder
         *blocks, last = encoder.down_blocks
-
-        def outer(tile: Tensor) -> Tensor:
-            tile = encoder.conv_in(tile[:, :, None])
-            for block in blocks:
-                tile = block(tile)
-            return tile[:, :, 0]
-
-        halo, down = 0, 1
-        for block in reversed(blocks):
-            halo, down = 2 * halo + 2 + 2 * len(block.resnets), 2 * down
-        halo = -(-(halo + 1) // down) * down
-        reach = Reach(channels=2 * encoder.conv_in.out_channels, halo=halo, down=down)
-        hidden = in_tiles(outer, [Activations.of(opaque(pixels))], reach, on_host=False).whole()[:, :, None]
+        hidden = encode_outer(encoder, opaque(pixels), [(block, len(block.resnets), True) for block in blocks])
         hidden = encoder.norm_out(encoder.mid_block(last(hidden)))
         moments = self.network.quant_conv(encoder.conv_out(encoder.nonlinearity(hidden)))
         return pixel_shuffle(moments.chunk(2, dim=1)[0][:, :, 0], 2)

@@ -5,21 +5,27 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from library.families.facts import Shapes
-from library.families.shared.expected_tensors import BOTH, QUANTS, changes_width, expanded, list_length
-from library.families.shared.qwen_vae_names import DIFFUSERS_MARK, MIDDLE, QWEN_VAE_PREFIXES, RESIDUAL, SINGLE_MARK
-from library.families.shared.tensor_names import after_prefix, replace_prefix
+from library.families.shared.expected_tensors import (
+    BOTH,
+    OUTSIDE_OF_LEVELS,
+    VIDEO_RESNET,
+    changes_width,
+    expanded,
+    list_length,
+)
+from library.families.shared.qwen_vae_names import (
+    DIFFUSERS_MARK,
+    OUTSIDE,
+    QWEN_VAE_PREFIXES,
+    RESIDUAL,
+    SINGLE_MARK,
+    SINGLE_PARTS,
+)
+from library.families.shared.tensor_names import after_prefix, inverse, replace_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SINGLE_PREFIXES = ("encoder.", "decoder.", "conv1.", "conv2.")
-ENDS = {"conv1": "conv_in", "head.0": "norm_out", "head.2": "conv_out"}
-OUTSIDE = {
-    "conv1": "quant_conv",
-    "conv2": "post_quant_conv",
-    **{f"{side}.{old}": f"{side}.{new}" for side in ("encoder", "decoder") for old, new in ENDS.items()},
-    **{f"{side}.middle.{n}": f"{side}.{new}" for side in ("encoder", "decoder") for n, new in enumerate(MIDDLE)},
-}
 LISTS = {"downsamples": ("down_blocks", "downsampler"), "upsamples": ("up_blocks", "upsampler")}
 IN_LEVEL = re.compile(r"(encoder|decoder)\.(downsamples|upsamples)\.(\d+)\.\2\.(\d+)\.(.+)")
 
@@ -29,7 +35,7 @@ def plain_qwen_21_vae_names(names: Iterable[str]) -> dict[str, str]:
     unprefixed = after_prefix(names, (DIFFUSERS_MARK, SINGLE_MARK))
     if SINGLE_MARK not in unprefixed:
         return {name: key for name, key in unprefixed.items() if name.startswith(QWEN_VAE_PREFIXES)}
-    return {_diffusers_name(name): key for name, key in unprefixed.items() if name.startswith(SINGLE_PREFIXES)}
+    return {_diffusers_name(name): key for name, key in unprefixed.items() if name.startswith(SINGLE_PARTS)}
 
 
 def _diffusers_name(name: str) -> str:
@@ -51,8 +57,7 @@ def plain_qwen_21_vae_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def qwen_21_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Convert a VAE's tensors from diffusers' names and shapes to those of ComfyUI's file."""
-    back = {new: old for old, new in OUTSIDE.items()}
-    out = {}
+    back, out = inverse(OUTSIDE), {}
     for name, tensor in tensors.items():
         is_flat = ".resample." in name or ".attentions." in name
         is_framed = tensor.ndim == 4 and name.endswith("weight") and not is_flat
@@ -73,7 +78,6 @@ def qwen_21_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"
 
 def qwen_21_vae_tensors(shapes: Shapes) -> list[str]:
     """Return the tensors of the VAE that an image needs, by diffusers' name."""
-    resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
     levels = max(list_length(shapes, "encoder.down_blocks."), list_length(shapes, "decoder.up_blocks."))
     starts = ("encoder.down_blocks.0.resnets.", "decoder.up_blocks.0.resnets.")
     down, up = (list_length(shapes, start) for start in starts)
@@ -81,13 +85,8 @@ def qwen_21_vae_tensors(shapes: Shapes) -> list[str]:
     paths = [f"encoder.down_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(down)]
     paths += [f"decoder.up_blocks.{n}.resnets.{i}" for n in range(levels) for i in range(down + 1)]
     return expanded(
-        *(f"{quant}.{BOTH}" for quant in QUANTS),
-        f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
-        "{encoder,decoder}.norm_out.gamma",
-        "{encoder,decoder}.mid_block.attentions.0.norm.gamma",
-        f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
-        *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{pattern}" for pattern in resnet),
-        *(f"{path}.{pattern}" for path in paths for pattern in resnet),
+        *OUTSIDE_OF_LEVELS,
+        *(f"{path}.{pattern}" for path in paths for pattern in VIDEO_RESNET),
         *(f"{path}.conv_shortcut.{BOTH}" for path in paths if changes_width(shapes, f"{path}.conv1.weight")),
         *(f"encoder.down_blocks.{n}.downsampler.resample.1.{BOTH}" for n in range(levels - 1)),
         *(f"decoder.up_blocks.{n}.upsampler.resample.1.{BOTH}" for n in range(levels - 1)),

@@ -44,9 +44,6 @@ class Sd15Family(UnetFamily):
     def notes(self) -> Iterator[Problem]:
         return iter(())
 
-    def added_words(self) -> Sequence[str]:
-        return self.config.embedding.words if isinstance(self.config, Sd15TextualInversion) else ()
-
     @property
     def text_lengths(self) -> dict[str, int]:
         return {"hidden_state": 75 * self.chunks + 2}

@@ -67,17 +67,13 @@ def write_random_model(
     folder: Path, seed: int = 0, dtype: torch.dtype = torch.float16, sizes: Sd15Sizes = TINY
 ) -> Path:
     """Write `tiny_sd15.safetensors` (the LDM layout) and its tokenizer into a folder; returns the file's path."""
-    parts = network_tensors(folder, seed, dtype, sizes)
-    path = folder / "tiny_sd15.safetensors"
-    return random_unets.write_single_file(path, model.CHECKPOINTS, parts, {}, "tiny SD 1.5")
-
-
-def network_tensors(folder: Path, seed: int, dtype: torch.dtype, sizes: Sd15Sizes) -> random_unets.Parts:
-    """Return random tensors of every part by diffusers name, and write a tokenizer whose vocabulary fits them."""
     folder.mkdir(parents=True, exist_ok=True)
     words = random_tokenizers.clip_tokenizer(folder / "tokenizer")
     # Other programs expect CLIP's vocabulary in a model of full size.
-    return random_unets.random_tensors(make_networks(sizes, CLIP_WORDS if sizes == FULL else words), seed, dtype)
+    networks = make_networks(sizes, CLIP_WORDS if sizes == FULL else words)
+    parts = random_unets.random_tensors(networks, seed, dtype)
+    path = folder / "tiny_sd15.safetensors"
+    return random_unets.write_single_file(path, model.CHECKPOINTS, parts, {}, "tiny SD 1.5")
 
 
 def demo_tables(models: Mapping[str, Path]) -> DemoTables:

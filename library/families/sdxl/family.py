@@ -42,9 +42,6 @@ class SdxlFamily(UnetFamily):
                 "no_half_vae, give a vae that was made for fp16, or use bf16",
             )
 
-    def added_words(self) -> Sequence[str]:
-        return self.config.embedding.words if isinstance(self.config, SdxlTextualInversion) else ()
-
     @property
     def text_lengths(self) -> dict[str, int]:
         return dict.fromkeys(("hidden_state1", "hidden_state2"), 75 * self.chunks + 2)

@@ -15,7 +15,7 @@ from library.families.shared.clip import canonical_clip_path
 from library.families.shared.expected_tensors import list_length
 from library.families.shared.lora_names import CLIP_LAYERS, LoraNames, Shapes, SharedForm, WeightSlice, matrices
 from library.families.shared.single_file import SingleFile
-from library.families.shared.tensor_names import inverse, replace_prefix
+from library.families.shared.tensor_names import count_list_blocks, inverse, replace_prefix
 from library.families.shared.unet_names import (
     BLOCK_PREFIXES,
     DIFFUSERS,
@@ -171,8 +171,7 @@ class SdxlLoraNames(LoraNames):
 
 
 def _count_unet_blocks(part: str, shapes: Shapes) -> int:
-    start = SINGLE_FILE_PREFIXES[part] + ENCODER_BLOCKS[part]
-    return len({name.removeprefix(start).split(".")[0] for name in shapes if name.startswith(start)})
+    return count_list_blocks(shapes, SINGLE_FILE_PREFIXES[part] + ENCODER_BLOCKS[part].removesuffix("."))
 
 
 LORA_NAMES = SdxlLoraNames()

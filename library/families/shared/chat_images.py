@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MERGED = 2  # patches of a token's side
 FRAMES = 2  # frames that an image stands for: the encoders read videos, too
-
-
 MULTIPLE = 32  # sides of reference images are multiples of this many pixels, as in the pipelines
 Size = tuple[int, int]
 
@@ -61,3 +59,24 @@ def chat_positions(ids: Sequence[int], picture: int, images: Iterable[ImagePatch
         grids.append(torch.stack([axis.flatten() for axis in grid]) + position)
         index, position = index + image.tokens, position + max(rows, columns)
     return torch.cat(grids, dim=1)
+
+
+class SeeingModel(nn.Module):
+    """A language model without its last layer or its norm, and a vision encoder, both of Qwen2.5-VL or Qwen3-VL."""
+
+    def __init__(self, language: Any, visual: Any):
+        super().__init__()
+        self.language, self.visual = language, visual
+
+    def forward(self, ids: Tensor, places: Tensor, picture: int, images: Sequence[ImagePatches]) -> Tensor:
+        """Token ids [B, L], positions [3, B, L], the images of all rows in turn -> last hidden states [B, L, C]."""
+        states, more = self.language.embed_tokens(ids), {}
+        if images:
+            device, is_picture = ids.device, ids == picture
+            grid = torch.tensor([(1, image.rows, image.columns) for image in images], device=device)
+            patches = torch.cat([image.patches for image in images]).to(device, states.dtype)
+            seen = self.visual(patches, grid_thw=grid)
+            states = states.masked_scatter(is_picture[..., None], seen.pooler_output.to(states.dtype))
+            if deepstack := getattr(seen, "deepstack_features", None):  # of Qwen3-VL
+                more = {"visual_pos_masks": is_picture, "deepstack_visual_embeds": list(deepstack)}
+        return self.language(inputs_embeds=states, position_ids=places, **more).last_hidden_state

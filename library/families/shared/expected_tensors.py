@@ -139,9 +139,20 @@ def autoencoder_with_statistics(shapes: Shapes) -> list[str]:
     return [*autoencoder_tensors(shapes), *expanded("bn.running_{mean,var}")]
 
 
+VIDEO_RESNET = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
+# Tensors of autoencoders of Qwen-Image's kind, by diffusers name.
+OUTSIDE_OF_LEVELS = (
+    *(f"{quant}.{BOTH}" for quant in QUANTS),
+    f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
+    "{encoder,decoder}.norm_out.gamma",
+    "{encoder,decoder}.mid_block.attentions.0.norm.gamma",
+    f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
+    *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{pattern}" for pattern in VIDEO_RESNET),
+)
+
+
 def video_autoencoder(shapes: Shapes) -> list[str]:
     """Return the tensors of Qwen-Image's VAE, by diffusers name."""
-    resnet = ("{norm1,norm2}.gamma", f"{{conv1,conv2}}.{BOTH}")
     levels, per_level = list_length(shapes, "decoder.up_blocks."), list_length(shapes, "decoder.up_blocks.0.resnets.")
     # The encoder has one resnet per level fewer than the decoder, but a downsampler after each level except the last;
     # all of them are in one list.
@@ -151,13 +162,8 @@ def video_autoencoder(shapes: Shapes) -> list[str]:
     doubling = [f"decoder.up_blocks.{n}.upsamplers.0" for n in range(levels - 1)]
     resnets = [path for path in (*down, *up) if path not in halving]
     return expanded(
-        *(f"{quant}.{BOTH}" for quant in QUANTS),
-        f"{{encoder,decoder}}.{{conv_in,conv_out}}.{BOTH}",
-        "{encoder,decoder}.norm_out.gamma",
-        "{encoder,decoder}.mid_block.attentions.0.norm.gamma",
-        f"{{encoder,decoder}}.mid_block.attentions.0.{{to_qkv,proj}}.{BOTH}",
-        *(f"{{encoder,decoder}}.mid_block.resnets.{{0,1}}.{pattern}" for pattern in resnet),
-        *(f"{path}.{pattern}" for path in resnets for pattern in resnet),
+        *OUTSIDE_OF_LEVELS,
+        *(f"{path}.{pattern}" for path in resnets for pattern in VIDEO_RESNET),
         *(f"{path}.conv_shortcut.{BOTH}" for path in resnets if changes_width(shapes, f"{path}.conv1.weight")),
         *(f"{path}.resample.1.{BOTH}" for path in (*halving, *doubling)),
     )

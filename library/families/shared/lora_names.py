@@ -60,9 +60,7 @@ class LoraNames:
     absent: ClassVar[str] = ""  # a pattern of paths that it has not, but others with some of its marks
     # Suffixes of paths -> ratio of outputs to inputs, in which families with the same tree differ.
     ratios: ClassVar[Mapping[str, int]] = {}
-    needs_evidence: ClassVar[bool] = (
-        False  # whether files that tell nothing belong to another family with the same tree
-    )
+    needs_evidence: ClassVar[bool] = False  # files that tell nothing belong to another family with the same tree
     cross_attention: ClassVar[int] = 0  # channels of text in cross-attention; 0 if its model has none by that name
     encoder_names: ClassVar[tuple[str, ...]] = ()  # prefixes of names that only its text encoders have
     version_word: ClassVar[str]  # contained in ss_base_model_version and modelspec.architecture

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from library.config.problems import ConfigError, Problem
 from library.config.reading import LARGEST_RANK
@@ -18,6 +18,9 @@ from library.config.regexes import refuse_endless
 from library.config.run_config import RunConfig
 from library.config.schema import opt
 from library.config.values import quoted
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SHAPES = ("cosine", "sine", "linear", "reverse_linear", "zeros")
 CONVOLUTIONS = ("ResnetBlock2D", "Downsample2D", "Upsample2D")  # classes of convolutions, of models that have some
@@ -29,32 +32,25 @@ def wrong_argument(name: str, template: str, **facts: Any) -> Problem:
     return Problem(name, template, place=PLACE, topic="training", **facts)
 
 
-class NetworkLayer(Protocol):
+@dataclass(frozen=True)
+class NetworkLayer:
     """A layer that can have an adapter."""
 
-    @property
-    def part(self) -> str:
-        """Either "denoiser" or a text encoder's short name."""
-
-    @property
-    def path(self) -> str:
-        """Its path in the module tree."""
-
-    @property
-    def name(self) -> str:
-        """The adapter's name in files."""
-
-    @property
-    def inside(self) -> str:
-        """Class name of the block it is in; "" for none."""
+    part: str  # "denoiser", or a text encoder's short name
+    path: str  # in the module tree
+    name: str  # of the adapter in files
+    layer: "nn.Linear | nn.Conv2d"
+    inside: str  # class name of the block it is in; "" for none
 
     @property
     def is_large_conv(self) -> bool:
-        """Whether it is a convolution with a kernel larger than 1x1."""
+        return getattr(self.layer, "kernel_size", (1, 1)) != (1, 1)
 
     @property
     def features(self) -> tuple[int, int]:
-        """Its numbers of inputs and outputs."""
+        """The numbers of inputs and outputs of a linear layer."""
+        layer: Any = self.layer
+        return layer.in_features, layer.out_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +202,7 @@ class PatternArgs(NetworkArgs):
 class TransformerArgs(PatternArgs):
     """`PatternArgs` of a model whose blocks have no convolutions."""
 
+    block_lists: ClassVar[tuple[str, ...]]  # paths of the denoiser's lists of blocks, in the order of block_arguments
     verbose: bool = opt(False, "log every adapter", advanced=True)
 
     @property
@@ -221,12 +218,38 @@ class TransformerArgs(PatternArgs):
     def classes(self, targets: tuple[str, ...]) -> tuple[str, ...]:
         return targets
 
-    def rank_by_name(self, layer: NetworkLayer) -> int | None:
-        """Return the rank by the first pattern that matches a layer: 0 for no adapter, None if no pattern matches."""
+    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
+        yield from self.unreadable(**dict.fromkeys(self.block_arguments, indices))
+
+    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
+        layer_rank = self.layer_rank(layer, rank)
+        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+
+    def layer_rank(self, layer: NetworkLayer, rank: int) -> int:
+        """Return the rank of a layer: by patterns of names, then by `is_chosen`; 0 for no adapter."""
         if not layer.inside or self.is_excluded(layer.path):
             return 0
+        named = self.named_rank(layer)
+        if named is None:
+            return rank if self.is_chosen(layer.path) else 0
+        return named
+
+    def named_rank(self, layer: NetworkLayer) -> int | None:
+        """Return the rank by the first pattern that matches a layer, None if none does."""
         rank_patterns = patterns(self.network_reg_dims, int)
         return next((rank for pattern, rank in rank_patterns if self.fits(pattern, layer.name, layer.path)), None)
+
+    def is_chosen(self, path: str) -> bool:
+        """Return whether a layer of a block has an adapter unless a pattern decides."""
+        return self.in_chosen_block(path)
+
+    def in_chosen_block(self, path: str) -> bool:
+        """Return whether `block_arguments` name the block of a path; true outside of the lists of blocks."""
+        for blocks, argument in zip(self.block_lists, self.block_arguments, strict=True):
+            if match := re.match(rf"{blocks}\.(\d+)\.", path):
+                chosen = indices(getattr(self, argument))
+                return chosen is None or int(match[1]) in chosen
+        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,19 +257,7 @@ class BlockArgs(TransformerArgs):
     """`TransformerArgs` of a model with blocks of one kind."""
 
     block_arguments: ClassVar[tuple[str, ...]] = ("train_block_indices",)
-
     train_block_indices: str = opt("all", 'blocks that carry adapters: "all", "none" or "0-3,5"')
-
-    def check(self, _run: RunConfig | None = None) -> Iterator[Problem]:
-        yield from self.unreadable(train_block_indices=indices)
-
-    def rank_in_block(self, layer: NetworkLayer, block: re.Match[str] | None) -> int | None:
-        """Return the rank of a layer by patterns, or by its block, whose number was matched in its name or path: 0 for
-        no adapter, None if neither decides.
-        """
-        rank = self.rank_by_name(layer)
-        chosen = indices(self.train_block_indices)
-        return 0 if rank is None and block and chosen is not None and int(block[1]) not in chosen else rank
 
 
 # ---- parsers

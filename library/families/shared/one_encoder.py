@@ -26,7 +26,9 @@ class Checkpoint:
     """How to load a family's files: "denoiser", "text_encoder", which may be unused, and "vae"."""
 
     files: PartFiles
-    problems: Callable[[Any], Iterator[Problem]]  # of a config: missing or unusable parts
+    # Config, path, shapes by the network's own keys -> further problems of a valid denoiser.
+    find_denoiser_problems: Callable[[Any, Path, Shapes], Iterator[Problem]]
+    widths: Callable[[Shapes], Mapping[str, tuple[str, int]]]  # see PartFiles.fitting
     plain_shapes: Callable[[Entries, str], Shapes]  # of a part, by the network's own keys
     # Path, dtype, whether to keep 8 bits, mapping -> a network without weights, and its reader.
     open_denoiser: Callable[..., tuple[nn.Module, Callable[[WeightPlacement | None], object]]]
@@ -40,6 +42,11 @@ class Checkpoint:
 
     def __deepcopy__(self, memo: object) -> "Checkpoint":
         return self  # immutable, so copies of a family share it
+
+    def problems(self, config: Any) -> Iterator[Problem]:
+        """Yield problems of the parts, from their headers, each with its option and the fix."""
+        find = functools.partial(self.find_denoiser_problems, config)
+        yield from self.files.fitting(config, self.plain_shapes, find, self.widths)
 
 
 def part_widths(
@@ -69,7 +76,7 @@ class OneEncoderFamily(TransformerFamily):
 
     def problems(self) -> Iterator[Problem]:
         """Yield problems of the model's files, from their headers."""
-        problems, files = list(self.checkpoint.problems(self.config)), self.checkpoint.files
+        problems, files = list(self.file_problems()), self.checkpoint.files
         if not problems and (path := files.present(self.config, "denoiser")):
             option = files.parts["denoiser"].option
             problems = list(denoiser_file.find_denoiser_problems(path, option, self.checkpoint.open_denoiser))
@@ -85,6 +92,9 @@ class OneEncoderFamily(TransformerFamily):
             self.tokenizer_folders()
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
+
+    def file_problems(self) -> Iterator[Problem]:
+        return self.checkpoint.problems(self.config)
 
     def notes(self) -> Iterator[Problem]:
         return iter(())

@@ -50,6 +50,15 @@ def image_positions(height: int, width: int, device: torch.device) -> Tensor:
     return ids.flatten(0, 1)
 
 
+def centred_positions(frame: int, size: tuple[int, int], device: torch.device) -> Tensor:
+    """Return positions of an image's tokens [h * w, 3]: (frame, row, column), float32, counted from its centre."""
+    height, width = size
+    rows = torch.arange(height, device=device) - (height - height // 2)
+    columns = torch.arange(width, device=device) - (width - width // 2)
+    places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).flatten(0, 1)
+    return torch.cat((torch.full_like(places[:, :1], frame), places), dim=1).float()
+
+
 class Positions:
     """Position tensors, cached by size: the denoiser caches its RoPE tables by the identity of these tensors."""
 

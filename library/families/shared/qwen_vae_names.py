@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from library.families.shared.tensor_names import after_prefix, replace_prefix
+from library.families.shared.tensor_names import after_prefix, inverse, replace_prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 DIFFUSERS_MARK, SINGLE_MARK = "decoder.conv_in.weight", "decoder.conv1.weight"  # in each layout
 QWEN_VAE_PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")  # prefixes of its tensor names
@@ -21,7 +20,15 @@ RESIDUAL = {
     "residual.6": "conv2",
     "shortcut": "conv_shortcut",
 }
+ENDS = {"conv1": "conv_in", "head.0": "norm_out", "head.2": "conv_out"}
 MIDDLE = ("mid_block.resnets.0", "mid_block.attentions.0", "mid_block.resnets.1")
+# Single file -> diffusers, outside of the levels.
+OUTSIDE = {
+    "conv1": "quant_conv",
+    "conv2": "post_quant_conv",
+    **{f"{side}.{old}": f"{side}.{new}" for side in ("encoder", "decoder") for old, new in ENDS.items()},
+    **{f"{side}.middle.{n}": f"{side}.{new}" for side in ("encoder", "decoder") for n, new in enumerate(MIDDLE)},
+}
 
 
 def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
@@ -36,14 +43,8 @@ def plain_qwen_vae_names(names: Iterable[str]) -> dict[str, str]:
 def _from_single(names: Iterable[str]) -> dict[str, str]:
     """Keys of a single file without prefix -> {diffusers' key: key}."""
     names = [name for name in names if name.startswith(SINGLE_PARTS)]
+    renames = dict(OUTSIDE)
     # Resnets of a level, and the resizing layer after them; the encoder has one resnet fewer.
-    middle = {f"{side}.middle.{n}": f"{side}.{new}" for side in ("encoder", "decoder") for n, new in enumerate(MIDDLE)}
-    ends = {
-        f"{side}.{old}": f"{side}.{new}"
-        for side in ("encoder", "decoder")
-        for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))
-    }
-    renames = {"conv1": "quant_conv", "conv2": "post_quant_conv", **middle, **ends}
     samplers = sorted(
         {int(name.split(".")[2]) for name in names if name.startswith("decoder.upsamples.") and ".resample." in name}
     )
@@ -68,7 +69,7 @@ def _from_single(names: Iterable[str]) -> dict[str, str]:
 def qwen_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     """Convert a VAE's tensors from diffusers' names to those of the single file."""
     resnets = {int(name.split(".")[4]) for name in tensors if ".up_blocks.0.resnets." in name}
-    per_level, out = len(resnets) + 1, {}
+    per_level, back, out = len(resnets) + 1, inverse(OUTSIDE), {}
     for name, tensor in tensors.items():
         parts = name.split(".")
         if parts[1] == "down_blocks":
@@ -76,20 +77,7 @@ def qwen_vae_to_single(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         elif parts[1] == "up_blocks":
             place = int(parts[4]) if parts[3] == "resnets" else per_level - 1
             name = ".".join([parts[0], "upsamples", str(per_level * int(parts[2]) + place), *parts[5:]])
-        for old, new in _RENAMED:
-            name = name.replace(old, new)
-        out[name] = tensor
+        for old, new in RESIDUAL.items():
+            name = name.replace(f".{new}.", f".{old}.")
+        out[replace_prefix(name, back)] = tensor
     return out
-
-
-_RENAMED = (
-    *((f"{new}.", f"middle.{n}.") for n, new in enumerate(MIDDLE)),
-    *((f".{new}.", f".{old}.") for old, new in RESIDUAL.items()),
-    *(
-        (f"{side}.{new}.", f"{side}.{old}.")
-        for side in ("encoder", "decoder")
-        for old, new in (("conv1", "conv_in"), ("head.0", "norm_out"), ("head.2", "conv_out"))
-    ),
-    ("post_quant_conv.", "conv2."),
-    ("quant_conv.", "conv1."),
-)

@@ -22,9 +22,8 @@ SCALE_TYPES = ("F32", "BF16", "F16")
 # Other dtypes of scales, by name: powers of 2 for each 32 values, which some files declare as bytes.
 BLOCK_SCALES = {"F8_E8M0": "mxfp8", "U8": "mxfp8"}
 FORMAT = "comfy_quant"  # JSON beside a weight: its format
-HEADER_FORMATS = (
-    "_quantization_metadata"  # in a header's metadata: the formats of all layers, which count before those marks
-)
+# In a header's metadata: the formats of all layers, which count before those marks.
+HEADER_FORMATS = "_quantization_metadata"
 SCALED = (*SCALES, "scaled_fp8", "scale_input", "input_scale", FORMAT)
 EIGHT_BITS = ("I8", "F8_E4M3")  # dtypes of weights that have scales
 INT8_FORMAT = "int8_tensorwise"  # one scale, or one of each row; the only format of integers that is read

@@ -27,12 +27,12 @@ MISTRAL_REPOSITORY = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 _trained_from: ContextVar[str | Path | None] = ContextVar("trained_from", default=None)
 UNLIMITED_TOKENS = 1_000_000  # tokens; we truncate captions, so the tokenizer must not warn
 
-# The files of each kind of tokenizer; one complete set is enough.
+# The files of each kind of tokenizer.
 STORED = {
-    "BPE": (("vocab.json", "merges.txt"),),
-    "chat BPE": (("vocab.json", "merges.txt"),),
-    "instruct BPE": (("tokenizer.json",),),
-    "Unigram": (("spiece.model",),),
+    "BPE": ("vocab.json", "merges.txt"),
+    "chat BPE": ("vocab.json", "merges.txt"),
+    "instruct BPE": ("tokenizer.json",),
+    "Unigram": ("spiece.model",),
 }
 # A special token of each kind of chat tokenizer.
 SPECIAL_TOKENS = {"chat BPE": "<|im_start|>", "instruct BPE": "[SYSTEM_PROMPT]"}
@@ -58,9 +58,8 @@ def has_tokenizer(folder: Path, kind: str) -> bool:
     # Kinds have files of the same names, but CLIP's must never be read from a folder made for another.
     if kind != "Unigram" and _marked(folder) != (kind if kind in SPECIAL_TOKENS else ""):
         return False
-    for files in STORED[kind]:
-        if all((folder / file).is_file() for file in files):
-            return True
+    if all((folder / file).is_file() for file in STORED[kind]):
+        return True
     model = table_of(folder / "tokenizer.json", TOKENIZER).get("model")
     return isinstance(model, dict) and model.get("type") == kind.split()[-1]
 
@@ -144,7 +143,7 @@ def tokenizer_of_option(folder: str, name: str, option: str) -> Path:
                 ": {folder} does not hold the tokenizer {name}: copy its files there ({stored})",
                 folder=folder,
                 name=name,
-                stored=together(STORED[tokenizer_kind(name)][0]),
+                stored=together(STORED[tokenizer_kind(name)]),
             )
         )
     return Path(folder)
@@ -172,7 +171,7 @@ def download_tokenizer(name: str, token: str | None, places: list[Path]) -> Path
             "the tokenizer {name} is missing: go online once, or copy its files ({stored}) into {where}; it is neither "
             "in its folders ({places_tried}) nor in the Hugging Face cache, and its download failed: {reason}",
             name=name,
-            stored=together(STORED[tokenizer_kind(name)][0]),
+            stored=together(STORED[tokenizer_kind(name)]),
             where=target_folder,
             places_tried=places_tried,
             reason=first_line(e),

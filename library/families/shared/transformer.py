@@ -70,6 +70,18 @@ class TimestepEmbedding(nn.Module):
         return self.linear_2(F.silu(self.linear_1(x)))
 
 
+class TimeTextEmbed(nn.Module):
+    """The conditioning vector, of the timestep only, despite its name in files."""
+
+    def __init__(self, hidden: int, bias: bool):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, hidden, hidden, bias)
+
+    def forward(self, timesteps: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B] in 0..1 -> [B, C] in the dtype of the layers."""
+        return self.timestep_embedder(sinusoids(timesteps).to(dtype))
+
+
 class FinalLayer(nn.Module):
     """The modulated norm and the projection after the blocks. LyCORIS finds the class by its name."""
 
@@ -176,6 +188,13 @@ def rope_axes(head: int) -> tuple[int, int, int]:
         raise ValueError(f"a head of width {head} cannot be shared by three axes; it must be a multiple of 4")
     first = 4 * max(head // 32, 1)
     return first, (head - first) // 2, (head - first) // 2
+
+
+def equal_axes(head: int) -> tuple[int, ...]:
+    """Return how the width of a head is shared equally by the four axes of a position."""
+    if head % 8:
+        raise ValueError(f"a head of width {head} cannot be shared by four axes; it must be a multiple of 8")
+    return (head // 4,) * 4
 
 
 def rope(ids: Tensor, axes: tuple[int, ...], theta: float = 10000.0) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from library.config.problems import ConfigError, Problem
+from library.config.sections import EmbeddingRun
 from library.families.base import (
     BlockChain,
     BlockCost,
@@ -140,14 +141,10 @@ class UnetFamily(ABC):
             yield from self.config.compile.beyond(unet_problems.count_blocks(self.checkpoints, Path(name)))
         try:
             caption_tokenizers = self.tokenizers_of_captions()
-            if words := self.added_words():
+            if isinstance(self.config, EmbeddingRun) and (words := self.config.embedding.words):
                 yield from added_words.find_word_problems(caption_tokenizers, words)
         except ConfigError as e:
             yield from (problem.replaced(topic="model") for problem in e.problems)
-
-    def added_words(self) -> Sequence[str]:
-        """Return the words that a textual inversion adds to the tokenizers."""
-        return ()
 
     def _tokenizers(self, model_path: str | Path | None) -> tokenizers.Tokenizers:
         """Return the tokenizers of a model, by its path or Hugging Face id. Raises ConfigError if one is missing."""

@@ -148,10 +148,6 @@ class DrawnNoise:
         return next(self._noise)
 
 
-def draws_noise(scheduler: Any) -> bool:
-    return getattr(scheduler, "takes_drawn_noise", False)
-
-
 def _with_drawn_noise(cls: type) -> type:
     """Return a scheduler class that also takes DrawnNoise as `generator`: copying noise in each step would wait."""
     step: Any = vars(cls)["step"]
@@ -216,7 +212,8 @@ class UnetSampler(Sampler):
         latents, scales = latents * steps.init_noise_sigma, per_sample([request.scale for request in requests], latents)
         extra: dict[str, Any] = {}
         if "generator" in inspect.signature(steps.step).parameters:
-            extra["generator"] = DrawnNoise(generators, latents, len(times)) if draws_noise(steps) else generators
+            draws_ahead = getattr(steps, "takes_drawn_noise", False)
+            extra["generator"] = DrawnNoise(generators, latents, len(times)) if draws_ahead else generators
         guide = [control_pixels(request.guide, (width, height), device)] if request.guide else []
         for t, time in zip(steps.timesteps, times.unbind(), strict=True):
             scaled = steps.scale_model_input(latents, t)

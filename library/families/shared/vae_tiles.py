@@ -203,25 +203,31 @@ def decode_outer(decoder: Any, hidden: Tensor, blocks: Sequence[tuple[Layer, int
 
 def _encode_qwen(network: Any, pixels: Tensor) -> Tensor:
     encoder = network.encoder
-    layers = list(encoder.down_blocks)
-    last = max(number for number, layer in enumerate(layers) if hasattr(layer, "resample")) + 1
-
-    def outer(tile: Tensor) -> Tensor:
-        tile = encoder.conv_in(tile[:, :, None])
-        for layer in layers[:last]:
-            tile = layer(tile)
-        return tile[:, :, 0]
-
-    halo, down = 0, 1
-    for layer in reversed(layers[:last]):
-        if hasattr(layer, "resample"):
-            halo, down = 2 * halo + 2, 2 * down
-        else:
-            halo += 2
-    halo = -(-(halo + 1) // down) * down
-    reach = Reach(channels=2 * encoder.conv_in.out_channels, halo=halo, down=down)
-    hidden = in_tiles(outer, [Activations.of(pixels)], reach, on_host=False).whole()[:, :, None]
-    for layer in layers[last:]:
+    layers = [(layer, hasattr(layer, "resample")) for layer in encoder.down_blocks]  # and whether it halves the size
+    last = max(number for number, (_, halves) in enumerate(layers) if halves) + 1
+    hidden = encode_outer(encoder, pixels, [(layer, int(not halves), halves) for layer, halves in layers[:last]])
+    for layer, _ in layers[last:]:
         hidden = layer(hidden)
     moments = encoder.conv_out(encoder.nonlinearity(encoder.norm_out(encoder.mid_block(hidden))))
     return network.quant_conv(moments).chunk(2, dim=1)[0][:, :, 0]
+
+
+def encode_outer(encoder: Any, pixels: Tensor, blocks: Sequence[tuple[Layer, int, bool]]) -> Tensor:
+    """Run the first layer and the outer blocks of an encoder of single frames on [1, C, H, W] -> [1, D, 1, h, w], as
+    `decode_outer` does. `blocks` have the number of their resnets, and whether they halve the size.
+    """
+
+    def outer(tile: Tensor) -> Tensor:
+        tile = encoder.conv_in(tile[:, :, None])
+        for block, _, _ in blocks:
+            tile = block(tile)
+        return tile[:, :, 0]
+
+    halo, down = 0, 1
+    for _, resnets, halves in reversed(blocks):
+        if halves:
+            halo, down = 2 * halo + 2, 2 * down
+        halo += 2 * resnets
+    halo = -(-(halo + 1) // down) * down
+    reach = Reach(channels=2 * encoder.conv_in.out_channels, halo=halo, down=down)
+    return in_tiles(outer, [Activations.of(pixels)], reach, on_host=False).whole()[:, :, None]

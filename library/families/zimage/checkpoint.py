@@ -58,19 +58,9 @@ TEMPLATE = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"  # before
 TURBO_SHIFT = 3.0  # of the scheduler in Turbo's folder; the base model's differs
 
 
-def find_zimage_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield problems of the three parts, from their headers, each with its option and the fix."""
-
-    def of_denoiser(path: Path, shapes: Shapes) -> Iterator[Problem]:
-        yield from turbo.find_unnamed_turbo(path, config, "base", calls_itself_turbo(path))
-        yield from config.compile.beyond(count_zimage_blocks(shapes))
-
-    yield from PART_FILES.fitting(
-        config,
-        zimage_shapes,
-        of_denoiser,
-        part_widths("cap_embedder.1.weight", "all_x_embedder.2-1.weight", autoencoder.VAE_MARKER),
-    )
+def find_zimage_problems(config: RunConfig, path: Path, shapes: Shapes) -> Iterator[Problem]:
+    yield from turbo.find_unnamed_turbo(path, config, "base", calls_itself_turbo(path))
+    yield from config.compile.beyond(count_zimage_blocks(shapes))
 
 
 def calls_itself_turbo(path: Path) -> bool:
@@ -101,6 +91,7 @@ def encode_zimage_captions(model: Any, tokenizer: Any, captions: Sequence[str]) 
 ZIMAGE_CHECKPOINT = Checkpoint(
     PART_FILES,
     find_zimage_problems,
+    part_widths("cap_embedder.1.weight", "all_x_embedder.2-1.weight", autoencoder.VAE_MARKER),
     zimage_shapes,
     ZIMAGE_DENOISER.open,
     {

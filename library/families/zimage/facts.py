@@ -6,12 +6,12 @@ from library.families.facts import (
     AdapterModule,
     BlockGroup,
     FamilyFacts,
-    HubFile,
     HubLora,
     HubModel,
     ImportedModel,
     Shapes,
     has_tensor,
+    hub_files,
 )
 
 ZIMAGE_TRANSFORMER = "a Z-Image transformer"
@@ -29,17 +29,13 @@ def recognise_zimage(shapes: Shapes) -> str:
     return OMNI if any(name.startswith("siglip_embedder.") for name in shapes) else ZIMAGE_TRANSFORMER
 
 
-def zimage_hub_model(title: str, name: str, size: int, version: str) -> HubModel:
+def zimage_hub_model(title: str, name: str, version: str) -> HubModel:
     """Return a transformer of ComfyUI's repositories, with the parts that all of them need."""
-    repository = f"Comfy-Org/{name}"
-    places = {
-        "pretrained_model_name_or_path": (f"diffusion_models/{name}_bf16", size),
-        "text_encoder": ("text_encoders/qwen_3_4b", 8_044_982_048),
-        "vae": ("vae/ae", 335_304_388),
-    }
-    files = tuple(
-        HubFile(option, repository, f"split_files/{place}.safetensors", file_size)
-        for option, (place, file_size) in places.items()
+    files = hub_files(
+        f"Comfy-Org/{name}",
+        pretrained_model_name_or_path=(f"split_files/diffusion_models/{name}_bf16", 12_309_866_400),
+        text_encoder=("split_files/text_encoders/qwen_3_4b", 8_044_982_048),
+        vae=("split_files/vae/ae", 335_304_388),
     )
     return HubModel(title, files, {"model_version": version})
 
@@ -77,8 +73,8 @@ FACTS = FamilyFacts(
         ),
     ),
     hub_models=(
-        zimage_hub_model("Z-Image", "z_image", 12_309_866_400, "base"),
-        zimage_hub_model("Z-Image Turbo", "z_image_turbo", 12_309_866_400, "turbo"),
+        zimage_hub_model("Z-Image", "z_image", "base"),
+        zimage_hub_model("Z-Image Turbo", "z_image_turbo", "turbo"),
     ),
     part_options={
         "text_encoder": has_tensor("model.embed_tokens.weight", 151936, 2560),

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from library.families.shared.packing import image_positions
 from library.families.shared.tensor_names import count_list_blocks
 from library.families.shared.transformer import (
     TIME_CHANNELS,
@@ -269,10 +270,7 @@ def rope_tables(height: int, width: int, length: int, device: torch.device, axes
     """
     count = height * width
     padded = -(-count // MULTIPLE) * MULTIPLE
-    rows, columns = torch.meshgrid(
-        torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij"
-    )
-    grid = torch.stack((torch.zeros_like(rows), rows, columns), dim=-1).flatten(0, 1)
+    grid = image_positions(height, width, device)
     image = torch.cat((grid, grid.new_zeros(padded - count, 3)))
     firsts = torch.arange(length + 2, device=device)[:, None]
     text = torch.cat((firsts[1:-1], firsts.new_zeros(length, 2)), dim=1)

@@ -1,16 +1,14 @@
 """The options of Z-Image."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from library import families
 from library.config import sections
 from library.config.run_config import Rule
 from library.config.schema import define_section, opt
-from library.families.shared.network_args import NO_ADAPTER, BlockArgs, LayerPreset, NetworkLayer, usual_layers
+from library.families.shared.network_args import BlockArgs, LayerPreset, usual_layers
 
 # Options parsed for every family that mean nothing here.
 INEFFECTIVE = {
@@ -68,9 +66,11 @@ class ZImageMemory(sections.Memory):
 class ZImageCompile(sections.Compile):
     """How the blocks of Z-Image are compiled."""
 
-    kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"noise": "ZImageNoiseRefiner", "context": "ZImageContextRefiner", "block": "ZImageTransformerBlock"}
-    )
+    kinds: ClassVar[Mapping[str, str]] = {
+        "noise": "ZImageNoiseRefiner",
+        "context": "ZImageContextRefiner",
+        "block": "ZImageTransformerBlock",
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +121,7 @@ class ZImageArgs(BlockArgs):
     """`networks.lora_zimage`."""
 
     presets: ClassVar[tuple[LayerPreset, ...]] = usual_layers("_feed_=0")
+    block_lists: ClassVar[tuple[str, ...]] = ("layers",)
     train_refiners: bool = opt(
         False,
         "adapters on the blocks that see the image or the text alone, before they meet",
@@ -132,14 +133,8 @@ class ZImageArgs(BlockArgs):
         label="Timestep modulation learns as well",
     )
 
-    def rank_of(self, layer: NetworkLayer, rank: int, alpha: float) -> tuple[int, float]:
-        """Return a layer's rank and alpha: by patterns of names, then by blocks, and by the switches of refiners and
-        modulation.
-        """
-        layer_rank = self.rank_in_block(layer, re.match(r"layers\.(\d+)\.", layer.path))
-        if layer_rank is None:
-            usual = self.train_modulation or "_modulation." not in layer.path
-            usual = usual and (self.train_refiners or "_refiner." not in layer.path)
-            included = self.is_included(layer.path)
-            layer_rank = rank if usual or included else 0
-        return (layer_rank, alpha) if layer_rank else NO_ADAPTER
+    def is_chosen(self, path: str) -> bool:
+        """Modulation and the layers of the refiners learn only on request."""
+        usual = self.train_modulation or "_modulation." not in path
+        usual = usual and (self.train_refiners or "_refiner." not in path)
+        return (usual or self.is_included(path)) and self.in_chosen_block(path)
