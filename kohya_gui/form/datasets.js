@@ -171,7 +171,7 @@ function restore(box) {
  * @param {Element} box
  * @param {number} [pause]
  */
-export function saveSoon(box, pause = PAUSE) {
+function saveSoon(box, pause = PAUSE) {
   const state = stateOf(box);
   clearTimeout(state.timer);
   state.unsaved = true;

@@ -16,7 +16,7 @@ import { all, find, isField, make, setValue } from "../server/elements.js";
  *   steps: number, epochs: number, problems: string[], warnings: string[] }} Count
  */
 
-export const MOST_NOTES = 5;
+const MAX_NOTES = 5;
 
 /**
  * @param {Element} box
@@ -124,7 +124,7 @@ export function showCount(box, counted) {
   box.setAttribute("data-images", String(counted?.learned ?? 0));
   document.dispatchEvent(new CustomEvent("kohya:counted", { detail: box }));
   const messages = counted ? [...counted.problems, ...counted.warnings] : [];
-  notes.replaceChildren(...messages.slice(0, MOST_NOTES).map((text) => make("li", {}, text)));
+  notes.replaceChildren(...messages.slice(0, MAX_NOTES).map((text) => make("li", {}, text)));
   if (!counted) return;
   for (const [dataset, group] of all(box, ".groups > .group").entries()) {
     for (const row of all(group, "li")) {

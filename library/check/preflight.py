@@ -51,7 +51,7 @@ SHAPE_OPTIONS = {
     "train_text_encoder",
     "assistant_lora",
 }
-LEAST_SPACE = 64 * 2**20  # bytes, less than any result needs
+MIN_SPACE = 64 * 2**20  # bytes, less than any result needs
 
 
 def check_before_training(config: RunConfig) -> list[Problem]:
@@ -280,11 +280,11 @@ def _check_disk_space(config: RunConfig) -> Iterator[Problem]:
     blocking = blocking_path(folder)
     if blocking and blocking.is_dir():
         yield Problem("output_dir", ": {folder} cannot be written to; choose another folder", folder=blocking)
-    elif (left := free_space(folder)) < LEAST_SPACE:
+    elif (left := free_space(folder)) < MIN_SPACE:
         template = (
             ": the disk of {folder} is full: {left} MB left, {least} MB needed; make room, or choose another folder"
         )
-        yield Problem("output_dir", template, folder=folder, left=left >> 20, least=LEAST_SPACE >> 20)
+        yield Problem("output_dir", template, folder=folder, left=left >> 20, least=MIN_SPACE >> 20)
 
 
 def _check_other_trainings(config: RunConfig) -> Iterator[Problem]:

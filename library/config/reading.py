@@ -11,7 +11,7 @@ MAX_SIDE = 65536  # maximum pixels of a side
 # Maximum rank of an adapter. No layer has so many rows, but LoKr reads a rank above them, usually 100000, as "whole
 # matrices".
 LARGEST_RANK = 1_000_000
-MOST_SIZES = 16  # maximum number of sizes per training
+MAX_SIZES_PER_TRAINING = 16  # maximum number of sizes per training
 ONE_SIZE = "must be one size in pixels or width,height (1024 or 1024,768), got {value}"
 OF_RESOLUTION = (
     "must be one size in pixels or width,height (1024 or 1024,768), or several sizes with ; between them (512;1024), "
@@ -82,8 +82,8 @@ def parse_resolution(value: Any) -> tuple[tuple[int, int], ...]:
     sizes, "512;1024,768", as does a list of lists.
     """
     parts = _size_parts(value)
-    if len(parts) > MOST_SIZES:
-        raise ConfigError("must be at most {most} sizes, got {count}", most=MOST_SIZES, count=len(parts))
+    if len(parts) > MAX_SIZES_PER_TRAINING:
+        raise ConfigError("must be at most {most} sizes, got {count}", most=MAX_SIZES_PER_TRAINING, count=len(parts))
     resolution = [(sides[0], sides[-1]) for sides in (_parse_sides(part, OF_RESOLUTION) for part in parts)]
     if duplicate := next((size for size in resolution if resolution.count(size) > 1), None):
         shown = ",".join(map(str, dict.fromkeys(duplicate)))

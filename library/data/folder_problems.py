@@ -18,7 +18,7 @@ from library.data.folders import (
 )
 
 USUAL_REPEATS = 10  # of a folder whose name has none, as in guides for sd-scripts
-MOST_REPEATS = 100_000  # as in a data set file
+MAX_REPEATS = 100_000  # as in a data set file
 MAX_SEARCH_DEPTH = 6  # how many levels down misplaced images are looked for
 MAX_FOLDERS_SEARCHED = 2000  # in how many folders they are looked for
 
@@ -68,7 +68,7 @@ def problems_of_parent(option: str, parent: str | Path) -> Iterator[Problem]:
         yield why_not
         return
     entries = concepts(parent)
-    yield from (_too_often(option, entry) for entry in entries if entry.repeats > MOST_REPEATS)
+    yield from (_too_often(option, entry) for entry in entries if entry.repeats > MAX_REPEATS)
     if entries or has_flat_images(parent):
         return
     yield _without_concepts(option, parent)

@@ -12,13 +12,13 @@ from library.doctor.finding import MachineFinding, bad, hint, ok
 from library.files import nearest_existing
 from library.runs.registry import data_folder
 
-FREE_SPACE, LEAST_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
+FREE_SPACE, MIN_SPACE = 20.0, 1.0  # GB; caches, samples and a few checkpoints of a small run; one LoRA file
 
 
 def check_disk() -> MachineFinding:
     """Report free space of the current folder."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
-    if free < LEAST_SPACE:
+    if free < MIN_SPACE:
         template = "{size} GB free in {folder}: nothing can be saved; free some space"
         return bad("disk", Message(template, size=f"{free:.2f}", folder=Path.cwd()), free_gb=round(free, 2))
     values = {"size": f"{free:.0f}", "folder": Path.cwd()}

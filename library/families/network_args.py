@@ -40,7 +40,7 @@ DROPPING_RANKS = {
 BLOCK_LIST = "_block_indices"  # ending of the arguments that list blocks
 LONGEST_VALUE = 20_000  # characters of an argument
 MAX_STRENGTH = 100  # a higher alpha / rank is likely a mistake
-LEAST_STRENGTH = 0.005  # a lower one, too: docs/dev/quality.md, "What samples say"
+MIN_STRENGTH = 0.005  # a lower one, too: docs/dev/quality.md, "What samples say"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,7 +326,7 @@ def network_args_notes(config: AdapterRun) -> Iterator[Problem]:
             rank=network.network_dim or 4,
         )
     # LyCORIS has kinds that ignore alpha.
-    if isinstance(args, NetworkArgs) and 0 < network.network_alpha < LEAST_STRENGTH * (network.network_dim or 4):
+    if isinstance(args, NetworkArgs) and 0 < network.network_alpha < MIN_STRENGTH * (network.network_dim or 4):
         yield Problem(
             "network_alpha",
             "{alpha} is far below network_dim ({rank}): the adapter's strength is alpha / rank, which is "

@@ -16,7 +16,7 @@ from library.importers.shared import load_tables, other_model_error, own_name
 
 TRAINER = "sd-scripts"
 APPLIES_EXIF = False  # as sd-scripts
-MOST_OF_SD15 = 640  # pixels of a side; files for SDXL have 768 or more
+MAX_SIDE_OF_SD15 = 640  # pixels of a side; files for SDXL have 768 or more
 RATES_OF_ENCODERS = ("text_encoder_lr1", "text_encoder_lr2")  # in guides of sd-scripts, for SDXL
 DESCRIBES = "it describes the preset"
 SD_SCRIPTS_TABLES = load_tables("sd_scripts")
@@ -134,7 +134,7 @@ def _is_small(settings: JsonMapping) -> bool:
         return False
     is_named = "xl" in own_name(settings.get("pretrained_model_name_or_path"))
     caches_captions = is_on(settings.get("cache_text_encoder_outputs"))  # in sd-scripts, SD 1.5 cannot
-    return not (is_named or caches_captions) and max(max(size) for size in sizes) <= MOST_OF_SD15
+    return not (is_named or caches_captions) and max(max(size) for size in sizes) <= MAX_SIDE_OF_SD15
 
 
 def refuse_module(settings: JsonMapping, configs: Configs) -> None:

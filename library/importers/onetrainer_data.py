@@ -22,7 +22,7 @@ from library.importers.shared import (
     transformer_of,
 )
 
-MOST_FACTOR = 20  # by which repeats are multiplied to be whole
+MAX_REPEAT_FACTOR = 20  # by which repeats are multiplied to be whole
 OF_EPOCHS = ("max_train_epochs", "save_every_n_epochs", "sample_every_n_epochs")
 NEAREST = {"INVERTED_PARABOLA": "sigmoid", "SIGMOID": "shift", "BETA": "uniform", "COS_MAP": "sigmoid"}
 
@@ -168,7 +168,7 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
     repeats = [1.0 if not count or samples else count for count, samples in zip(repeats, by_count, strict=True)]
     if all(count == round(count) and count >= 1 for count in repeats):
         return [round(count) for count in repeats]
-    factor = next((factor for factor in range(1, MOST_FACTOR + 1) if _is_whole(repeats, factor)), 0)
+    factor = next((factor for factor in range(1, MAX_REPEAT_FACTOR + 1) if _is_whole(repeats, factor)), 0)
     counts = {name: builder.values[name] for name in OF_EPOCHS if builder.values.get(name)}
     whole = {}
     if factor:
@@ -178,7 +178,7 @@ def _whole_repeats(builder: ImportBuilder, concepts: list[JsonMapping]) -> list[
         template = "repeats of concepts are multiplied by {factor} to be whole, and epochs divided by it"
         builder.notes.append(Message(template, factor=factor))
     else:
-        factor = factor or max(1, min(MOST_FACTOR, round(1 / min(repeats))))
+        factor = factor or max(1, min(MAX_REPEAT_FACTOR, round(1 / min(repeats))))
         shown = ", ".join(f"{concept['path']}: {count:g}" for concept, count in zip(concepts, repeats, strict=True))
         template = (
             "has whole numbers of repeats, and those of concepts are not whole: {repeats}; change num_repeats in the "

@@ -34,7 +34,7 @@ QUANTIZED = {"fp8_base", "fp8_base_unet", "int8_base", "base_bits"}  # options t
 HUB_NAME = re.compile(r"(?!\.)[\w-][\w.-]*(?:/(?!\.)[\w .()+-]+)+", re.ASCII)  # owner/name, and a file in it
 DIFFUSERS_LORA = "pytorch_lora_weights.safetensors"
 MAX_NAMED = 5  # invalid entries of a list to name
-LEAST_SIDE = 256  # default lower limit of bucket sides
+MIN_SIDE = 256  # default lower limit of bucket sides
 EDIT = r"(?<![a-z])edit(?![a-z])(?:[ _-]?plus)?(?:[ _:-]*(2509|2511))?"
 ALL_LAYERS_OF_KREA_2 = ("train_text_fusion=True", "train_embedders=True")  # network_args
 PREPARED = "it is in the dataset file that the import writes"
@@ -328,7 +328,7 @@ def small_buckets(resolution: JsonValue) -> JsonObject:
     except ConfigError:
         return {}
     least = min(side for size in sizes for side in size)
-    return {"min_bucket_reso": max(64, least // 64 * 64)} if least < LEAST_SIDE else {}
+    return {"min_bucket_reso": max(64, least // 64 * 64)} if least < MIN_SIDE else {}
 
 
 def _toml_table(head: str, members: JsonMapping) -> str:

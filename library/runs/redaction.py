@@ -18,7 +18,7 @@ from library.runs.refusal import ENVIRONMENT, Secrets
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 SHORT = 4  # minimum characters; shorter texts occur everywhere and reveal nothing
-MOST_FILES, MOST_BYTES = 5000, 20_000  # limits: caption files to read, and bytes of each
+MAX_CAPTION_FILES, MAX_CAPTION_BYTES = 5000, 20_000  # limits: caption files to read, and bytes of each
 PRIVATE_SUFFIXES = (".txt", ".caption", ".json", ".jsonl", ".csv", ".tsv", ".toml")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")
 # Options with folders of masks and references.
@@ -195,7 +195,7 @@ def _data(config: JsonMapping) -> Iterator[Path]:
         yield file
         if name == "dataset_config":
             folders += _folders_in(file)
-    remaining = MOST_FILES
+    remaining = MAX_CAPTION_FILES
     for folder in folders:
         for where, _, names in os.walk(Path(os.path.expanduser(folder))):
             for name in names:
@@ -224,7 +224,7 @@ def _private_lines(file: Path) -> Iterator[str]:
     """Return the lines of a caption or prompt file; of JSON and TOML also the quoted texts."""
     try:
         with open_outside(file) as source:
-            content = source.read(MOST_BYTES).decode("utf-8", "replace")
+            content = source.read(MAX_CAPTION_BYTES).decode("utf-8", "replace")
     except (ConfigError, OSError):
         return
     for line in content.splitlines():

@@ -42,7 +42,7 @@ T = TypeVar("T")
 FORWARD_SHARE = 0.4  # of the seconds of compiling, for graphs without a backward pass
 COMPILER_SECONDS = 5.0  # of loading the compiler into a process that has not compiled yet
 LATENT = 8  # pixels of a side of one latent
-LEAST_PASSES = 8  # of each size, below which recording does not pay
+MIN_PASSES = 8  # of each size, below which recording does not pay
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class ImageEngine:
         if self._decided or state in (PlanState.BESIDE, PlanState.MEASURING):
             return
         self._decided = True
-        wanted, least = self._config.sample.sample_compile, LEAST_PASSES * max(1, len({*self._left.sizes}))
+        wanted, least = self._config.sample.sample_compile, MIN_PASSES * max(1, len({*self._left.sizes}))
         if self._left.passes < least and not self._config.compile.records_graphs and not self.recorder.why_not:
             self.recorder.give_up(f"too few passes are left ({self._left.passes})", expected=True)
         if wanted == "false" or state is PlanState.GIVEN_UP or is_sharded(self._config):

@@ -27,7 +27,7 @@ from library.families.shared.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 FULL_PASSES = 2  # at the beginning: the first Taylor step needs two
-LEAST_BLOCKS = 2  # the first always runs, the last adds what was skipped
+MIN_BLOCKS = 2  # the first always runs, the last adds what was skipped
 
 
 def block_chain(family: Family) -> BlockChain | None:
@@ -90,7 +90,7 @@ class FeatureCache:
         lists = [(name, getattr(self._denoiser, name)) for name in self._chain.lists]
         blocks = [block for _, blocks in lists for block in (blocks if isinstance(blocks, nn.ModuleList) else [blocks])]
         skippable = blocks[:-1] if self._chain.is_unet else blocks
-        if len(skippable) < LEAST_BLOCKS:
+        if len(skippable) < MIN_BLOCKS:
             yield
             return
         run = _Run([ChainState() for _ in range(passes_per_step)], float(self._threshold), self._chain.max_skipped)

@@ -13,10 +13,10 @@ from library.families.shared.raw_header import header_metadata
 from library.sampling.prompts import Prompt
 
 PHRASE, FREQUENCY = "modelspec.trigger_phrase", "ss_tag_frequency"  # in the metadata of a file
-LEAST_LETTERS = 4  # of a word: shorter ones are like too many others
-LEAST_LIKENESS = 0.75  # of difflib: "zrob" is 0.75 like "zorb"
+MIN_LETTERS = 4  # of a word: shorter ones are like too many others
+MIN_LIKENESS = 0.75  # of difflib: "zrob" is 0.75 like "zorb"
 MAX_TAGS = 3  # of a folder that are its most frequent ones; more are no names
-LEAST_IMAGES = 2  # with the same tag
+MIN_IMAGES = 2  # with the same tag
 MAX_WORDS = 8  # of a file, as each is compared with every word of the prompts
 MAX_LENGTH = 4  # words of a tag; a longer one is a sentence about an image
 DIGITS = "0123456789"  # count something in tags: 1girl
@@ -33,7 +33,7 @@ def misspelt(files: Iterable[Path], prompts: Iterable[Prompt]) -> Iterator[Messa
         written = [word for word in dict.fromkeys(_long_words(text)) if word not in known_words]
         for word in words:
             if word.strip(DIGITS) not in text:
-                close = difflib.get_close_matches(word, written, n=1, cutoff=LEAST_LIKENESS)
+                close = difflib.get_close_matches(word, written, n=1, cutoff=MIN_LIKENESS)
                 pairs.update({(spelling, word): None for spelling in close})
     for spelling, word in pairs:
         template = 'prompt: "{written}" is none of the words that {file} was trained with: did you mean "{word}"?'
@@ -78,9 +78,9 @@ def _common_tags(metadata: JsonMapping) -> Iterator[str]:
     for counts in _tag_counts(metadata):
         most = max(counts.values(), default=0)
         common = [tag for tag, n in counts.items() if n == most]
-        if most >= LEAST_IMAGES and len(common) <= MAX_TAGS:
+        if most >= MIN_IMAGES and len(common) <= MAX_TAGS:
             yield from (tag for tag in common if len(tag.split()) <= MAX_LENGTH)
 
 
 def _long_words(text: str) -> list[str]:
-    return [word for word in re.findall(r"\w+", text.casefold()) if len(word) >= LEAST_LETTERS]
+    return [word for word in re.findall(r"\w+", text.casefold()) if len(word) >= MIN_LETTERS]

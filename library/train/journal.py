@@ -24,7 +24,7 @@ from library.train import errors
 from library.train.step.clock import Clock
 from library.train.stop_requests import ControlRequests, Stopped
 
-LEAST_SHOWN = 0.05  # seconds that a part of the start has to take
+MIN_SHOWN = 0.05  # seconds that a part of the start has to take
 LOG_INTERVAL = 5.0  # minimum seconds between two progress lines of the same work
 
 
@@ -149,7 +149,7 @@ class Journal:
         spent: dict[str, float] = {}
         for (_, before), (name, now) in itertools.pairwise(self._marks):
             spent[str(name)] = spent.get(str(name), 0.0) + now - before
-        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= LEAST_SHOWN)
+        shares = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= MIN_SHOWN)
         self.say(f"Ready for the first step after {sum(spent.values()):.1f} s: {shares}")
         self._marks.clear()
 

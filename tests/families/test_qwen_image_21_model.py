@@ -180,7 +180,7 @@ def pipeline(own, theirs):
     state = {n.replace("language.", "language_model."): tensor for n, tensor in ours.state_dict().items()}
     missing, unexpected = encoder.model.load_state_dict(state, strict=False)
     assert missing == ["language_model.norm.weight"] and not unexpected
-    limits = {"min_pixels": text_encoder.LEAST_SEEN_PIXELS, "max_pixels": text_encoder.MOST_SEEN_PIXELS}
+    limits = {"min_pixels": text_encoder.MIN_SEEN_PIXELS, "max_pixels": text_encoder.MAX_SEEN_PIXELS}
     eyes = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3, **limits)
     shifts = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256, "max_image_seq_len": 8192}
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02, **shifts)

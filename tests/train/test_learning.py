@@ -26,29 +26,29 @@ def test_a_lora_learns_the_zorb_and_leaves_the_rest_alone(meter):
     figures = meter.measure(lora)
     assert not figures.failures, figures
     early = meter.error_share(lora.with_stem(f"{lora.stem}-step{learning.EARLY:08d}"))
-    assert early <= learning.MOST_EARLY_ERROR
+    assert early <= learning.MAX_EARLY_ERROR
 
 
 @pytest.mark.parametrize("error", learning.ERRORS, ids=lambda error: error.__name__)
 def test_a_planted_error_breaks_the_bound_of_the_error(meter, error):
     steps = learning.ERRORS[error]
     lora = learning.train_with(error, meter, seed=2, **({"max_train_steps": steps} if steps else {}))
-    assert meter.error_share(lora) > (learning.MOST_EARLY_ERROR if steps else learning.MOST_ERROR)
+    assert meter.error_share(lora) > (learning.MAX_EARLY_ERROR if steps else learning.MAX_ERROR)
 
 
 def test_captions_tell_the_small_model_of_flux_what_is_in_an_image(tmp_path):
-    assert learning.CaptionMeter(tmp_path, "flux").share() <= learning.MOST_CAPTION_SHARE["flux"]
+    assert learning.CaptionMeter(tmp_path, "flux").share() <= learning.MAX_CAPTION_SHARE["flux"]
 
 
 def test_captions_tell_that_of_sdxl_what_is_in_an_image_unless_another_layer_is_read(tmp_path):
     meter = learning.CaptionMeter(tmp_path, "sdxl")
-    assert meter.share() <= learning.MOST_CAPTION_SHARE["sdxl"]
+    assert meter.share() <= learning.MAX_CAPTION_SHARE["sdxl"]
     for layer in (-1, 0):
         with learning.wrong_layer(layer):
-            assert meter.share() > learning.MOST_CAPTION_SHARE["sdxl"], layer
+            assert meter.share() > learning.MAX_CAPTION_SHARE["sdxl"], layer
 
 
-@pytest.mark.parametrize("family", learning.MOST_CAPTION_SHARE)
+@pytest.mark.parametrize("family", learning.MAX_CAPTION_SHARE)
 def test_the_denoiser_gets_its_inputs_on_its_own_device(family, tmp_path, monkeypatch):
     """The device "meta" stands for a GPU: it refuses inputs on the host as well."""
     correct, shapes = learning.open_sampling_model, []

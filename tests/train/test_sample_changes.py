@@ -77,7 +77,7 @@ def test_it_is_said_once(tmp_path):
 def test_a_try_of_a_few_steps_is_not_expected_to_learn(tmp_path):
     changes = SampleChanges()
     changes.judge(saved(tmp_path, ["base"] * 3), 0, False)
-    assert changes.judge(saved(tmp_path, ["base"] * 3), sample_changes.LEAST_STEPS - 1, True) is None
+    assert changes.judge(saved(tmp_path, ["base"] * 3), sample_changes.MIN_STEPS - 1, True) is None
 
 
 @pytest.mark.parametrize("missing", ["base model", "seed", "file"])
@@ -106,7 +106,7 @@ def test_a_base_model_that_draws_one_colour_is_not_said_to_have_become_so(tmp_pa
 def test_a_training_that_changes_nothing_says_so_once_if_its_samples_can_be_compared(
     demo, squares, tmp_path, monkeypatch, script, seed
 ):
-    monkeypatch.setattr(sample_changes, "LEAST_STEPS", 2)
+    monkeypatch.setattr(sample_changes, "MIN_STEPS", 2)
     (tmp_path / "prompts.txt").write_text(f"a cat --w 64 --h 64{seed}\n", encoding="utf-8")
     sampling = {"sample_prompts": tmp_path / "prompts.txt", "sample_at_first": True, "sample_every_n_steps": 1}
     values = {"train_data_dir": squares, "output_dir": tmp_path / "out", "max_train_steps": 2, "learning_rate": 1e-12}

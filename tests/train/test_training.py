@@ -363,7 +363,7 @@ def test_curves_that_cannot_be_written_end_no_training(run, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("script", LORA_OF_EACH_KIND)
 def test_previews_do_not_disturb_and_are_named_as_before(run, tmp_path, script, capfd, monkeypatch):
-    monkeypatch.setattr("library.train.journal.LEAST_SHOWN", 0.0)
+    monkeypatch.setattr("library.train.journal.MIN_SHOWN", 0.0)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("# two\nzorb toy --w 64 --h 96 --s 2 --d 7 --l 2\n\nred zorb --w 64 --h 64 --s 2 --n blurry\n")
     common = {"output_name": "m", "network_dropout": 0.2, "learning_rate": 2e-2, "max_train_steps": 2}

@@ -308,7 +308,7 @@ def test_too_little_room_is_seen_before_writing(run_shell, monkeypatch, tmp_path
 def test_a_disk_that_is_really_full(tmp_path, config, monkeypatch):
     small = tmp_path / "small"
     small.mkdir()
-    monkeypatch.setattr("library.check.preflight.LEAST_SPACE", 0)
+    monkeypatch.setattr("library.check.preflight.MIN_SPACE", 0)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(small)], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
     try:

@@ -9,7 +9,7 @@ from library.config.run_config import RunConfig
 from library.config.schema import defaults, opt
 from library.config.sections.captions import USUAL_VARIANTS, VARIED, clashes_with_cache
 
-MOST_VARIANTS = 1000
+MAX_VARIANTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Cache:
         "Variants of each caption to encode and draw from: shuffled, tags dropped, wildcards.",
         label="Cached caption variants",
         min=1,
-        ceiling=MOST_VARIANTS,
+        ceiling=MAX_VARIANTS,
         advanced=True,
     )
     vae_batch_size: int = opt(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from library.families.flux_3.family import Flux3Family
 
 SHIFT = 6.93  # of the sigmas, at any size of image
-MOST_PIXELS_ALONE = 4 * 1024 * 1024  # of the only reference image
+MAX_PIXELS_ALONE = 4 * 1024 * 1024  # of the only reference image
 LONGEST_SIDE, SHORTEST_SIDE = 4096, 64  # of the canvas of the only one
 SMALLER = 0.995  # factor by which an image is scaled until its canvas has few enough pixels
 
@@ -96,15 +96,15 @@ def pixels_of(picture: Image.Image, alone: bool) -> Tensor:
 
 
 def canvas_of(picture: Image.Image) -> np.ndarray:
-    """Return a picture [H, W, 3], scaled down to at most MOST_PIXELS_ALONE and surrounded by its reflection up to whole
+    """Return a picture [H, W, 3], scaled down to at most MAX_PIXELS_ALONE and surrounded by its reflection up to whole
     tokens.
     """
     width, height = picture.size
-    scale = min(1.0, math.sqrt(MOST_PIXELS_ALONE / (width * height)), LONGEST_SIDE / max(width, height))
+    scale = min(1.0, math.sqrt(MAX_PIXELS_ALONE / (width * height)), LONGEST_SIDE / max(width, height))
     while True:
         size = max(1, round(width * scale)), max(1, round(height * scale))
         canvas = [min(LONGEST_SIDE, max(SHORTEST_SIDE, -(-side // TOKEN) * TOKEN)) for side in size]
-        if canvas[0] * canvas[1] <= MOST_PIXELS_ALONE:
+        if canvas[0] * canvas[1] <= MAX_PIXELS_ALONE:
             break
         scale *= SMALLER
     if size != picture.size:

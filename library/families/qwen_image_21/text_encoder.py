@@ -35,7 +35,7 @@ USER, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 BEGIN, PICTURE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 PATCH = 16  # pixels of a patch's side
 TOKEN = PATCH * MERGED  # pixels of a token's side
-LEAST_SEEN_PIXELS, MOST_SEEN_PIXELS = 256**2, 4096**2  # of an image in the text encoder
+MIN_SEEN_PIXELS, MAX_SEEN_PIXELS = 256**2, 4096**2  # of an image in the text encoder
 EYES, VISION_HEAD = "visual.", 72  # prefix of the vision encoder's tensors, and the width of its heads
 ROPE_SECTIONS = [24, 20, 20]  # channel pairs of a head rotated by frame, row and column
 TAPS = {27: (8, 16, 24)}  # layers of a vision encoder of so many whose outputs the first layers add
@@ -44,10 +44,10 @@ TAPS = {27: (8, 16, 24)}  # layers of a vision encoder of so many whose outputs 
 def size_in_encoder(size: tuple[int, int]) -> tuple[int, int]:
     """Return an image's width and height in the text encoder: whole tokens, neither too few nor too many pixels."""
     width, height = (max(TOKEN, round(side / TOKEN) * TOKEN) for side in size)
-    if LEAST_SEEN_PIXELS <= width * height <= MOST_SEEN_PIXELS:
+    if MIN_SEEN_PIXELS <= width * height <= MAX_SEEN_PIXELS:
         return width, height
-    is_large = width * height > MOST_SEEN_PIXELS
-    factor = math.sqrt((MOST_SEEN_PIXELS if is_large else LEAST_SEEN_PIXELS) / math.prod(size))
+    is_large = width * height > MAX_SEEN_PIXELS
+    factor = math.sqrt((MAX_SEEN_PIXELS if is_large else MIN_SEEN_PIXELS) / math.prod(size))
     whole = math.floor if is_large else math.ceil
     return max(TOKEN, whole(size[0] * factor / TOKEN) * TOKEN), max(TOKEN, whole(size[1] * factor / TOKEN) * TOKEN)
 

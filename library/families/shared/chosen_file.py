@@ -14,7 +14,7 @@ from library.families.shared.folder_checkpoints import checkpoints, version
 from library.families.shared.known_files import UNKNOWN
 
 USUAL = ("diffusion_pytorch_model.*", "model.*")  # what diffusers and transformers read
-MOST_NAMED = 6  # files in a message
+MAX_FILES_NAMED = 6  # files in a message
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def none_fits(folder: Path, wanted: Wanted) -> ConfigError:
 
 def _names(paths: list[Path]) -> str:
     names = [path.name for path in paths]
-    return ", ".join([*names[:MOST_NAMED], *(["..."] if len(names) > MOST_NAMED else [])])
+    return ", ".join([*names[:MAX_FILES_NAMED], *(["..."] if len(names) > MAX_FILES_NAMED else [])])
 
 
 @functools.lru_cache(maxsize=1024)  # forms check the same folders repeatedly

@@ -25,7 +25,7 @@ from library.objectives.base import NoisedBatch
 if TYPE_CHECKING:
     from library.families.shared.unet_family import UnetFamily
 
-LEAST_SIGNAL = 2**-24  # as in diffusers' rescaled schedules
+MIN_SIGNAL = 2**-24  # as in diffusers' rescaled schedules
 MAX_CHUNKS = 3  # maximum chunks of 75 tokens per prompt
 # --sample_sampler -> the scheduler's class in diffusers, and changes of its defaults.
 SAMPLERS: dict[str, tuple[str, dict]] = {
@@ -110,7 +110,7 @@ def rescaled_betas() -> list[float]:
     """Return the betas of the schedule with zero terminal SNR. The last step keeps the least signal that sigmas can
     express, as a sigma without signal would be infinite.
     """
-    alpha_bar = diffusion.alphas(terminal_zero=True).double().clamp(min=LEAST_SIGNAL)
+    alpha_bar = diffusion.alphas(terminal_zero=True).double().clamp(min=MIN_SIGNAL)
     return (1 - alpha_bar / torch.cat((torch.ones(1), alpha_bar[:-1]))).tolist()
 
 

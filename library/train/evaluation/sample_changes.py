@@ -16,7 +16,7 @@ SIDE = 64  # pixels of the copy whose roughness is measured: the mean difference
 CELLS = 32  # pixels of the copy that is compared
 NOISY, BROKEN = 3.0, 0.3  # noise is more times as rough as the base model's image, and further from it
 FLAT, PLAIN = 0.1, 0.002  # less than this share as rough is one colour, unless the base model's image is as plain
-LEAST_STEPS = 50  # a shorter training need not have learned anything
+MIN_STEPS = 50  # a shorter training need not have learned anything
 SAME = 0.01  # distance from the base model's image below which nobody sees a difference
 BECAME_NOISE = (
     "the sample images have become noise: the learning rate is probably too high; use an earlier file, or train again "
@@ -70,7 +70,7 @@ class SampleChanges:
             self._first = looks
             return None
         pairs = [(self._first[drawn], now) for drawn, now in looks.items() if drawn in self._first]
-        verdict = _verdict(pairs, is_last and step >= LEAST_STEPS) if pairs else ""
+        verdict = _verdict(pairs, is_last and step >= MIN_STEPS) if pairs else ""
         if not verdict or verdict in self._told:
             return None
         self._told.add(verdict)
