@@ -117,7 +117,7 @@ def allowed_host(text: str) -> str:
         if "/" not in address and HOST_NAME.fullmatch(name):
             return name
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no host name: write it as the browser shows it, such as train.example or *.train.example, "
+        f"{text!r} is not a host name: write it as the browser shows it, such as train.example or *.train.example, "
         "and a path as --root_path"
     )
 
@@ -140,7 +140,7 @@ def proxy_path(text: str) -> str:
         if parts.hostname and not has_more and all(PATH_NAME.fullmatch(name) for name in names):
             return address
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no path of an address: write it as /trainer or https://train.example/trainer"
+        f"{text!r} is not a path of an address: write it as /trainer or https://train.example/trainer"
     )
 
 

@@ -324,7 +324,7 @@ def test_an_allowed_host_may_be_written_as_the_browser_shows_it(started, written
 def test_what_is_no_host_name_is_refused_at_the_start(started, written, capsys):
     with pytest.raises(SystemExit):
         started("--allowed-host", written)
-    assert "is no host name" in capsys.readouterr().err
+    assert "is not a host name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_what_is_no_host_name_is_refused_at_the_start(started, written, capsys):
 def test_what_is_no_path_of_a_proxy_is_refused_at_the_start(started, written, capsys):
     with pytest.raises(SystemExit):
         started("--root_path", written)
-    assert "is no path of an address" in capsys.readouterr().err
+    assert "is not a path of an address" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("written", ["", "/", "trainer", "/trainer/", "https://Train.example:8443/a%20b/c"])
