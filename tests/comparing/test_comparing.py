@@ -356,7 +356,7 @@ def test_few_images_are_measured_as_they_are_where_none_are_held_out(shallow, im
 
 
 def test_everything_wrong_is_said_at_once_and_before_a_gpu_is_waited_for(shallow, tmp_path, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(compare_shell, "free_devices", lambda *_: pytest.fail("a GPU was waited for"))
+    monkeypatch.setattr(compare_shell, "reserve_devices", lambda *_: pytest.fail("a GPU was waited for"))
     config = config_of(shallow, "flux_train_network", train_data_dir=tmp_path / "gone", output_dir=tmp_path)
     sections = changed(config)
     sections["model"] |= {"pretrained_model_name_or_path": str(tmp_path / "gone.safetensors")}

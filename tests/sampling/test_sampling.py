@@ -301,7 +301,7 @@ def test_files_are_checked_before_the_wait_for_a_gpu_and_ask_for_none(given, sha
     def fail(*_):
         raise AssertionError("asked for a GPU")
 
-    monkeypatch.setattr(shell, "free_devices", fail)
+    monkeypatch.setattr(shell, "reserve_devices", fail)
     for name in ("is_available", "device_count", "_lazy_init", "get_device_capability"):
         monkeypatch.setattr(torch.cuda, name, fail)
     config = str(shallow.configs["flux_2_train_network"])
