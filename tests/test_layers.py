@@ -390,7 +390,7 @@ def test_what_is_imported_is_declared():
     """Only what stands in pyproject.toml may be imported with a module; optional packages inside functions."""
     project = tomllib.loads((source.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split("[^A-Za-z0-9_-]", name)[0].lower().replace("_", "-") for name in project["dependencies"]}
-    distributions = {"triton": ["torch"], **packages_distributions()}  # PyTorch's builds for GPUs bring Triton along
+    distributions = {**packages_distributions(), "triton": ["torch"]}  # PyTorch's builds for GPUs bring Triton along
     wrong = []
     for module, imported in every_import():
         top = imported.name.split(".")[0]

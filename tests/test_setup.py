@@ -306,7 +306,8 @@ def test_damaged_packages_are_found(tmp_path, monkeypatch):
     cut = tmp_path / "cut-2.0.dist-info"  # no list of files: pip writes it last
     cut.mkdir()
     (cut / "METADATA").write_text("Metadata-Version: 2.1\nName: cut\nVersion: 2.0\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    own = [folder for folder in sys.path if "site-packages" not in folder]  # of Python
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *own])
     assert list(installation.damaged()) == ["cut==2.0"]
     (tmp_path / "whole.py").unlink()
     assert sorted(installation.damaged()) == ["cut==2.0", "whole==1.0"]

@@ -3,14 +3,15 @@
 Uses only the standard library.
 """
 
+import csv
 import hashlib
 import importlib.machinery
 import importlib.metadata
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 from library.config.problems import Message
 
@@ -55,15 +56,20 @@ def damaged() -> Iterator[str]:
     """Return installed packages with missing files, as `name==version`, as left by an interrupted installation."""
     for package in importlib.metadata.distributions():
         name = package.metadata["Name"]
-        files = package.files
+        files = _recorded_files(package)
         # .pyc files come and go; scripts may be outside and removed by the user.
-        needed_files = [f for f in files or () if f.suffix != ".pyc" and ".." not in f.parts]
-        if (
-            name
-            and name != PROJECT_NAME
-            and (files is None or not all(Path(str(f.locate())).exists() for f in needed_files))
-        ):
+        needed_files = [file for file in files or () if file.suffix != ".pyc" and ".." not in file.parts]
+        is_whole = files is not None and all(Path(str(package.locate_file(file))).exists() for file in needed_files)
+        if name and name != PROJECT_NAME and not is_whole:
             yield f"{name}=={package.version}"
+
+
+def _recorded_files(package: importlib.metadata.Distribution) -> Sequence[PurePosixPath] | None:
+    """Return the files that a package was installed with; None without a list, which installers write last."""
+    record = package.read_text("RECORD")
+    if record is None:
+        return package.files  # which leaves out missing files in newer versions of Python
+    return [PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row]
 
 
 def headers() -> Iterator[str]:

@@ -338,10 +338,9 @@ def test_train_asks_for_each_folder_and_then_starts(visitor, place):
         buttons.first.click()
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     buttons.first.click()
-    visitor.until("It continues when you close this page")
+    visitor.state("finished")
     visitor.page.unroute_all()
     assert set(allowed_folders.allowed_folders()) == {place / "other", place / "file", place / "out"}
-    visitor.state("finished")
 
 
 @pytest.mark.browser
@@ -372,9 +371,8 @@ def test_folder_allowed_during_a_request_is_not_requested_again(visitor, place):
         visitor.page.wait_for_function(f"document.querySelectorAll('.message .allow').length === {left}")
     (route, answer) = held[0]
     route.fulfill(response=answer)
-    visitor.until("It continues when you close this page")
-    visitor.page.unroute_all()
     visitor.state("finished")
+    visitor.page.unroute_all()
 
 
 @pytest.mark.browser

@@ -302,7 +302,6 @@ def test_from_nothing_to_a_trained_lora(visit, demo, monkeypatch, tmp_path):
     visitor.page.locator(".findings .fix").first.click()
     assert visitor.page.locator("#lora-caption_extension").input_value() == ".txt"
     visitor.click("Train")
-    visitor.until("It continues when you close this page")
     visitor.page.wait_for_selector('.run[data-state="finished"]', timeout=90_000)
     assert (out / "first.safetensors").is_file()
     run = reader.runs()[0].folder
