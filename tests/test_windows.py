@@ -51,7 +51,7 @@ def is_text(node: ast.Call, name: str) -> bool:
     if name.startswith("subprocess."):
         return any(key in options for key in ("text", "universal_newlines", "errors"))
     if name.rpartition(".")[2] in ("read_text", "write_text"):
-        return name.startswith("caches.") is False
+        return not name.startswith(("caches.", "package."))  # those of files alone: packages' lists are UTF-8
     if name not in ("open", "os.fdopen") and not name.endswith((".open", "NamedTemporaryFile")):
         return False
     if name == "Image.open":

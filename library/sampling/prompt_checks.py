@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from library.config.json_types import JsonMapping, JsonObject
+from library.config.json_types import JsonMapping
 from library.config.outside_files import parse_json, parse_toml, read_outside_text
 from library.config.problems import Message, MessageLike, Problem
 from library.config.run_config import ControlUse
@@ -76,11 +76,21 @@ def broken_images(
 def unreadable(path: str | Path, use: ControlUse, why_not: Callable[[str], str]) -> Iterator[Problem]:
     """Yield the `broken_images` of a readable file of prompts as problems."""
     for image, why in broken_images(read_prompts(path), use, why_not):
-        template = ": {name} names an image that does not exist: {image}"
         if why:
-            template = ": {name} names an image that cannot be read: {image} ({why})"
-        reason: JsonObject = {"why": why} if why else {}
-        yield Problem("sample_prompts", template, name=Path(path).name, image=image, **reason)
+            yield Problem(
+                "sample_prompts",
+                ": {name} names an image that cannot be read: {image} ({why})",
+                name=Path(path).name,
+                image=image,
+                why=why,
+            )
+        else:
+            yield Problem(
+                "sample_prompts",
+                ": {name} names an image that does not exist: {image}",
+                name=Path(path).name,
+                image=image,
+            )
 
 
 def notes(path: str | Path, use: PromptUse = USUAL) -> list[Problem]:
