@@ -205,16 +205,39 @@ def test_on_a_gpu_a_short_eager_training_is_compared_with_the_compiled_one(demo,
     assert flags[:2] == ["--compile", "--compile_fallback"] and flags[2:] == ["--sample_every_n_steps", "50"]
 
 
+class WideFont(ImageFont.FreeTypeFont):
+    """A font that draws Chinese and Japanese letters, all alike, instead of Latin ones."""
+
+    def __init__(self):
+        self.real = ImageFont.load_default(sample_sheet.TEXT_SIZE)
+
+    def getlength(self, text, *how, **named):
+        return 20.0 * len(text)
+
+    def getmask2(self, text, *how, **named):
+        shown = "".join("a" if "\u3000" < letter < "\ua000" else sample_sheet.NO_LETTER for letter in text)
+        return self.real.getmask2(shown, *how, **named)
+
+
 @pytest.mark.parametrize("has_font", [False, True])
 def test_prompts_in_letters_that_the_fonts_lack_are_called_by_their_number(monkeypatch, has_font):
-    font = ImageFont.load_default(sample_sheet.TEXT_SIZE) if has_font else None
-    monkeypatch.setattr(sample_sheet, "_system_font", lambda: font)
-    prompts = ("a cat", "青い背景の猫 😀\ud800", "", "un chat à la fenêtre " * 9, "猫" * 70, "😀😀")
+    fonts = [ImageFont.load_default(sample_sheet.TEXT_SIZE), *([WideFont()] if has_font else [])]
+    monkeypatch.setattr(sample_sheet, "_fonts", lambda: fonts)
+    prompts = (
+        "a cat",
+        "青い背景の猫😀\ud800",
+        "",
+        "un chat à la fenêtre " * 9,
+        "猫" * 70,
+        "😀😀",
+        "שלום",
+        "안녕하세요",
+    )
     sheet = arrange_samples(
         [{"step": s, "number": n, "prompt": prompt} for n, prompt in enumerate(prompts) for s in (0, 9)]
     )
     labels = sheet.labels
-    assert labels[0] == ["a cat"] and labels[2] == ["prompt 3"] and labels[5] == ["prompt 6"]
+    assert labels[0] == ["a cat"] and [labels[n] for n in (2, 5, 6, 7)] == [[f"prompt {n}"] for n in (3, 6, 7, 8)]
     assert len(labels[3]) == 2 and labels[3][1].endswith(" ...")
     assert labels[1] == ["青い背景の猫" if has_font else "prompt 2"]
     if has_font:

@@ -15,12 +15,10 @@ from library.config.problems import ConfigError, Message, Problem
 from library.config.run_config import RunConfig
 from library.config.schema import options_of
 from library.config.sections import AdapterRun, ControlRun, EmbeddingRun
-from library.data.images import ImageSet
-from library.data.loading import Batches
 from library.families import network_args
 from library.families.base import Family, ModelComponents
 from library.families.shared import weights
-from library.memory.compile_targets import blocks_by_class, graphs_per_block
+from library.memory.compile_targets import blocks_by_class
 from library.memory.quantization import fp8_storage
 from library.methods import snapshot
 from library.optim import lr_schedule
@@ -202,28 +200,3 @@ def _advice_on_blocks(config: RunConfig) -> Message:
         return resume_check.ADVICE
     template = "if an older version saved it, write {all} in network_args: an empty list meant all blocks then"
     return Message(template, all=" ".join(f"{name}=all" for name in empty))
-
-
-def find_graph_limit_problems(config: RunConfig, images: ImageSet | None, device: torch.device) -> Iterator[Problem]:
-    """Yield the problem of a limit below the needed graphs: beyond it blocks run eagerly, or with compile_fullgraph
-    PyTorch raises."""
-    options = config.compile
-    limit = options.compile_cache_size_limit
-    if not (limit and options.compile and images and images.items and has_model_files(config)):
-        return
-    sizes = Batches(images, config, 0).kinds()
-    if limit >= len(sizes):  # no block needs more graphs than there are sizes
-        return
-    family, components = empty_components(config, encoders=False)
-    needed = graphs_per_block(components.denoiser, family, config, device, sizes)
-    if limit < needed:
-        other = Message(", or compile_dynamic = auto") if options.dynamic is False else ""
-        yield Problem(
-            "compile_cache_size_limit",
-            "= {limit}: blocks need {needed} graphs for the image sizes of this data set, and run eagerly beyond "
-            "the limit; use {needed} or more, or 0 for no limit{other}",
-            limit=limit,
-            needed=needed,
-            other=other,
-            fix={"compile_cache_size_limit": 0},
-        )

@@ -10,6 +10,7 @@ from typing import Any
 from library import data, families, methods
 from library.check import (
     adapter_files,
+    graph_limit,
     machine,
     meta_model,
     sample_prompts,
@@ -249,7 +250,7 @@ def _find_mismatches(config: RunConfig, wrong: Collection[str], failed: Mapping[
 def _find_graph_problems(config: RunConfig, images: data.Check, failed: Mapping[str, bool]) -> Iterator[Problem]:
     # An error with compile_fullgraph; otherwise blocks only run more slowly.
     if not any(map(failed.get, NEEDED_FOR_GRAPHS)):
-        yield from meta_model.find_graph_limit_problems(config, images.images, machine.training_device())
+        yield from graph_limit.find_graph_limit_problems(config, images.images, machine.training_device())
 
 
 def _check_caption_lengths(family: Family, images: data.Check) -> Iterator[Problem]:

@@ -3,9 +3,10 @@
 import contextlib
 import math
 import textwrap
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -17,18 +18,24 @@ CELL, MARGIN, HEAD = 192, 10, 38  # pixels: a sample, between samples, titles ab
 TEXT_SIZE = 20  # readable at half size, as the page shows the image
 LINE_HEIGHT, LETTER_WIDTH = 26, 10  # font size in pixels of a prompt above its row
 MAX_LINES = 2
-LAST_LATIN, LAST_LETTER = "\u00ff", "\uffff"  # of Pillow's own font, and of system fonts: emoji come later
+NO_LETTER = "\U0010ffff"  # drawn as the mark that a font has for missing letters
 TRAINED_ON = "some of the training images"
-# Fonts of Windows, macOS and Linux for prompts that Pillow's own font cannot write: Chinese, Japanese, Cyrillic.
+# Fonts of Windows, macOS and Linux for what Pillow's own font lacks: accents, Cyrillic, Chinese, Japanese, Korean.
 SYSTEM_FONTS = (
+    "arial.ttf",
+    "Arial.ttf",
+    "DejaVuSans.ttf",
     "msyh.ttc",
     "YuGothM.ttc",
+    "malgun.ttf",
     "Hiragino Sans GB.ttc",
     "STHeiti Medium.ttc",
+    "AppleSDGothicNeo.ttc",
     "NotoSansCJK-Regular.ttc",
     "wqy-microhei.ttc",
     "DroidSansFallbackFull.ttf",
 )
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 INK, FAINT, PAPER = (24, 24, 32, 255), (112, 112, 124, 255), (255, 255, 255, 255)
 CLEAR, MIDDLE = (0, 0, 0, 0), (122, 125, 140, 255)  # a transparent background, and an ink for light and dark pages
 
@@ -52,8 +59,8 @@ class SampleSheet:
     @property
     def labels(self) -> dict[int, list[str]]:
         """Return the lines of the prompt above each row."""
-        letters = (self.width - 2 * MARGIN) // LETTER_WIDTH
-        return {number: _wrapped(_drawable(number, prompt), letters) for number, prompt in self.prompts.items()}
+        room = self.width - 2 * MARGIN
+        return {number: _wrapped(_drawable(number, prompt), room) for number, prompt in self.prompts.items()}
 
     @property
     def label_height(self) -> int:
@@ -130,30 +137,45 @@ def _put(image: Image.Image, sample: Image.Image, left: int, top: int) -> None:
 
 
 def _drawable(number: int, prompt: str) -> str:
-    """Return a prompt without what no font here can write, or its number if that is most of it."""
-    written = prompt if _system_font() else prompt.encode("latin-1", "ignore").decode("latin-1")
-    written = "".join(letter for letter in written if letter <= LAST_LETTER and letter.isprintable())
-    return written if written.strip() and 2 * len(written) > len(prompt) else f"prompt {number + 1}"
+    """Return the part of a prompt that one font draws, or the prompt's number if that is not most of it."""
+    best = max((_drawn_by(font, prompt) for font in _fonts()), key=len)
+    return best if best.strip() and 2 * len(best) > len(prompt) else f"prompt {number + 1}"
 
 
 @cache
-def _system_font() -> ImageFont.FreeTypeFont | None:
-    """Return a font of this computer with Chinese and Japanese letters, if it has one."""
+def _fonts() -> tuple[Font, ...]:
+    """Return Pillow's own font and those of this computer, in the order in which they are preferred."""
+    fonts: list[Font] = [ImageFont.load_default(TEXT_SIZE)]
     for name in SYSTEM_FONTS:
         with contextlib.suppress(OSError):
-            return ImageFont.truetype(name, TEXT_SIZE)
-    return None
+            fonts.append(ImageFont.truetype(name, TEXT_SIZE))
+    return tuple(fonts)
 
 
-def _font_for(text: str) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return (None if _is_latin(text) else _system_font()) or ImageFont.load_default(TEXT_SIZE)
+def _font_for(text: str) -> Font:
+    return max(_fonts(), key=lambda font: len(_drawn_by(font, text)))
 
 
-def _is_latin(text: str) -> bool:
-    return all(letter <= LAST_LATIN for letter in text)
+def _drawn_by(font: Font, text: str) -> str:
+    return "".join(letter for letter in text if _has_glyph(font, letter))
 
 
-def _wrapped(text: str, letters: int) -> list[str]:
-    # Other letters are up to twice as wide.
-    width = letters if _is_latin(text) else letters // 2
-    return textwrap.wrap(text, width, max_lines=MAX_LINES, placeholder=" ...")
+@lru_cache(maxsize=4096)
+def _has_glyph(font: Font, letter: str) -> bool:
+    """Return whether a font draws a letter. Scripts from right to left count as missing: Pillow alone draws them in
+    the wrong order."""
+    if not letter.isprintable() or unicodedata.bidirectional(letter) in ("R", "AL"):
+        return False
+    return letter == " " or _drawing(font, letter) != _drawing(font, NO_LETTER)
+
+
+def _drawing(font: Font, letter: str) -> bytes:
+    image = Image.new("L", (2 * TEXT_SIZE, 2 * TEXT_SIZE))
+    ImageDraw.Draw(image).text((0, 0), letter, fill=255, font=font)
+    return image.tobytes()
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    """Return the lines of a text in `room` pixels."""
+    letter_width = max(LETTER_WIDTH, _font_for(text).getlength(text) / len(text))  # twice as much in Chinese
+    return textwrap.wrap(text, int(room / letter_width), max_lines=MAX_LINES, placeholder=" ...")
