@@ -185,6 +185,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for folder in paths.named_roots(arguments.root):
+        if not folder.is_dir():  # perhaps a drive that is not connected yet
+            print(f"note: there is no folder {folder} now; the page can use it once it exists", file=sys.stderr)
     roots = Roots(paths.find_roots(arguments.root), is_private(access, arguments.root_path))
     with without_collecting():
         page = build_page(roots)

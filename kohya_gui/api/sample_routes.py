@@ -47,7 +47,7 @@ def sample_router() -> APIRouter:
     @routes.get(
         address + "/{place}",
         operation_id="show_sample",
-        summary="A sample image, by its place, or the first prompt's of the newest step",
+        summary="A sample image by its place, or the first prompt's image at the newest step",
         response_class=Response,
         responses={
             200: {"content": images, "description": "The image, or with small a JPEG of 192 pixels"},

@@ -177,7 +177,7 @@ def serve_image(path: Path, small: bool) -> Response:
 
 
 def _newest(run: reader.RecordedRun) -> int:
-    """The place of the first prompt's image of the newest step that still has one, -1 without any."""
+    """Return the place of the first prompt's image at the newest step that still has one; -1 if none is left."""
     existing = [sample for sample in own_samples(run) if sample.exists]
     steps = [sample.event.get("step") for sample in existing]
     return existing[steps.index(steps[-1])].place if existing else -1

@@ -183,7 +183,7 @@ export function withAllowButton(line) {
 const LAYOUT_TIMEOUT = 3000; // milliseconds for late images to move what was scrolled to
 
 /**
- * Scroll to an element, again whenever images that load above it move it, until the user does something.
+ * Scroll to an element, and again whenever images that load above it move it, until the user acts.
  * @param {Element} element
  */
 export function scrollToSettled(element) {

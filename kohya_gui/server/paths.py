@@ -50,10 +50,15 @@ RELATIVE = (
 def find_roots(start_folders: Sequence[str | Path] = ()) -> tuple[Path, ...]:
     """Return the folders that files may be in: the user's home, the current folder unless it holds the home, those
     given at the start (or in KOHYA_ROOTS), the cache of Hugging Face, and other disks."""
-    named = [*start_folders, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
     here = [Path.cwd()] if not Path.home().resolve().is_relative_to(Path.cwd().resolve()) else []  # such as /
-    candidates = [Path.home(), *here, *(Path(os.path.expanduser(folder)) for folder in named), *_existing_places()]
+    candidates = [Path.home(), *here, *named_roots(start_folders), *_existing_places()]
     return tuple(dict.fromkeys(folder.resolve() for folder in candidates))
+
+
+def named_roots(start_folders: Sequence[str | Path]) -> list[Path]:
+    """Return the folders given at the start and those in KOHYA_ROOTS, whether they exist or not."""
+    named = [*start_folders, *filter(None, os.environ.get("KOHYA_ROOTS", "").split(os.pathsep))]
+    return [Path(os.path.expanduser(folder)) for folder in named]
 
 
 def _existing_places() -> Iterator[Path]:

@@ -64,7 +64,6 @@ def build_server_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--root",
-        type=existing_folder,
         action="append",
         default=[],
         metavar="FOLDER",
@@ -120,13 +119,6 @@ def allowed_host(text: str) -> str:
         f"{text!r} is not a host name: write it as the browser shows it, such as train.example or *.train.example, "
         "and a path as --root_path"
     )
-
-
-def existing_folder(text: str) -> str:
-    """Return a folder's path. Raises ArgumentTypeError, with a sentence, if there is none."""
-    if not os.path.isdir(os.path.expanduser(text)):
-        raise argparse.ArgumentTypeError(f"there is no folder {text}: create it, or correct its path")
-    return text
 
 
 def proxy_path(text: str) -> str:

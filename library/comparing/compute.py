@@ -35,7 +35,7 @@ PROMPTS_FROM_CAPTIONS = 4  # prompts made from captions
 MAX_ENCODED_IMAGES = 200  # training images to encode
 MAX_HASHED_IMAGES = 2000  # training images to hash
 NO_ENCODER = (
-    "Likeness to the training images was not measured: choose an image encoder, such as DINOv2 (Likeness in the page, "
+    "Likeness to the training images was not measured: choose an image encoder, such as DINOv2 (Likeness on the page, "
     "--encoder dinov2 in a shell; downloaded once, 350 MB)."
 )
 

@@ -341,13 +341,14 @@ def test_a_path_of_a_proxy_may_be_an_address(started, written):
     assert started("--root_path", written)["also"] == ["train.example"] * ("://" in written)
 
 
-def test_a_root_that_is_no_folder_is_refused_at_the_start(started, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    for wrong in ("absent", "file"):
-        with pytest.raises(SystemExit):
-            started("--root", str(tmp_path / wrong))
-        assert f"argument --root: there is no folder {tmp_path / wrong}" in capsys.readouterr().err
-    assert started("--root", str(tmp_path))["also"] == []
+@pytest.mark.parametrize("way", ["flag", "variable"])
+def test_a_root_that_is_not_there_is_named_at_the_start(started, tmp_path, monkeypatch, capsys, way):
+    gone = str(tmp_path / "gone")
+    for folder, notes in ((str(tmp_path), 0), (gone, 1)):
+        if way == "variable":
+            monkeypatch.setenv("KOHYA_ROOTS", folder)
+        assert started(*(["--root", folder] if way == "flag" else []))["host"] == "127.0.0.1"
+        assert capsys.readouterr().err.count(f"there is no folder {folder} now") == notes
 
 
 def test_tokens_and_passwords_come_from_where_only_the_user_looks(started, tmp_path, monkeypatch, capsys):
